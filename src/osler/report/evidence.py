@@ -45,7 +45,7 @@ def layers(column: str, finding: Finding, window: Window) -> dict[str, Any] | No
         rows = rows[rows["step"] >= finding.first_step]
     if finding.last_step is not None:
         rows = rows[rows["step"] <= finding.last_step]
-    bars = []
+    bars: list[dict[str, Any]] = []
     for parameter in facts.get("params", ()):
         values = rows[column][rows["param"] == parameter.get("uid")]
         values = values[np.isfinite(values)]

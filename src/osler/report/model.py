@@ -12,6 +12,7 @@ from osler.core.finding import LOUD, SCHEMA, SEVERITIES, Finding
 from osler.core.window import Window
 from osler.diagnose import catalogue, causes
 from osler.diagnose.engine import Verdict
+from osler.diagnose.rank import rank
 from osler.report import evidence, paths, series
 
 CONTEXT = 3
@@ -21,9 +22,9 @@ Model = dict[str, Any]
 
 
 def build(window: Window, verdict: Verdict, extra: Sequence[Finding] = ()) -> Model:
-    """Everything the views show; ``extra`` are findings of a probe, a trial or an audit, already ranked."""
+    """Everything the views show; ``extra`` are findings of a probe, a trial or an audit."""
     directory = paths.working_directory(window.run)
-    findings = [*verdict.findings, *extra]
+    findings = rank([*verdict.findings, *extra])
     curves = series.all_series(window)
     shown = [view(f, window, directory, curves) for f in findings]
     for row in shown:
@@ -67,6 +68,10 @@ def excerpt(window: Window, finding: Finding, directory: str) -> dict[str, Any] 
     if not 0 < line <= len(lines):
         return None
     first, last = max(1, line - CONTEXT), min(len(lines), line + CONTEXT)
+    while first < line and not lines[first - 1].strip():
+        first += 1
+    while last > line and not lines[last - 1].strip():
+        last -= 1
     picked = [t.rstrip() for t in lines[first - 1: last]]
     indent = min((len(t) - len(t.lstrip()) for t in picked if t), default=0)
     return {"file": paths.relative(file, directory), "line": line,
