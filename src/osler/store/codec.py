@@ -1,0 +1,91 @@
+"""Values to bytes: rows by ``struct`` (identical with the numpy dtype of the stream), facts and traces by ``json``.
+
+The fast path is ``struct.Struct.pack``, which is strict; ``Codec.coerce`` is the forgiving path behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from osler.core.signals import Stream
+
+_CODES = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "f8": "d", "f4": "f"}
+_F4_MAX = float(np.finfo(np.float32).max)
+
+
+class Codec:
+    """Packs rows of one stream."""
+
+    __slots__ = ("dtype", "itemsize", "kinds", "pack", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.dtype = stream.dtype
+        self.kinds = [np.dtype(c.dtype) for c in stream.columns]
+        layout = struct.Struct("<" + "".join(_CODES[f"{k.kind}{k.itemsize}"] for k in self.kinds))
+        self.itemsize = layout.size
+        self.pack = layout.pack
+
+    def coerce(self, values: Sequence[Any]) -> bytes:
+        """Bytes of a row that ``pack`` refused: ``None``, floats for integers, numbers out of range.
+
+        A finite value beyond float32 becomes the largest float32, never inf: it must not read as a numerical failure.
+
+        Raises:
+            ValueError, TypeError: it is no row of this stream.
+        """
+        if len(values) != len(self.kinds):
+            raise ValueError(f"a row of {self.stream.name!r} has {len(self.kinds)} values, got {len(values)}")
+        return self.pack(*(_number(value, kind) for value, kind in zip(values, self.kinds, strict=True)))
+
+    def encode(self, array: np.ndarray) -> bytes:
+        """Bytes of a structured array; columns go by name where its dtype differs.
+
+        Raises:
+            ValueError: a column is missing.
+        """
+        if array.dtype != self.dtype:
+            missing = [c.name for c in self.stream.columns if c.name not in (array.dtype.names or ())]
+            if missing:
+                raise ValueError(f"rows of {self.stream.name!r} lack the columns {', '.join(missing)}")
+            given, array = array, np.empty(array.shape, self.dtype)
+            for column in self.stream.columns:
+                array[column.name] = given[column.name]
+        return array.tobytes()
+
+
+def _number(value: Any, kind: np.dtype) -> float | int:
+    if kind.kind == "f":
+        number = math.nan if value is None else float(value)
+        if kind.itemsize == 4 and math.isfinite(number) and abs(number) > _F4_MAX:
+            return math.copysign(_F4_MAX, number)
+        return number
+    bounds = np.iinfo(kind)
+    if value is None or value != value:
+        return -1 if bounds.min < 0 else 0
+    if value in (math.inf, -math.inf):
+        return int(bounds.max if value > 0 else bounds.min)
+    return max(int(bounds.min), min(int(bounds.max), int(value)))
+
+
+def to_line(obj: Any) -> bytes:
+    """One line of JSON with newline. What JSON does not know is written as text rather than refused.
+
+    Raises:
+        ValueError, TypeError, RecursionError: the object is circular or has odd keys.
+    """
+    return json.dumps(obj, separators=(",", ":"), default=_plain).encode("ascii") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    return str(value)[:500]
