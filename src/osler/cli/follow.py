@@ -1,0 +1,170 @@
+"""Follows one run folder while it is written: reads what is new, diagnoses, remembers what has been said already.
+
+Shared by the supervisor and the sidecar. Nothing heavy is imported before there is something to diagnose, and the engine
+gets at most some 5 % of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osler.core.finding import LOUD, SEVERITIES, Evidence, Finding
+
+if TYPE_CHECKING:
+    from osler.core.window import Window
+    from osler.diagnose.engine import Verdict
+
+PAUSE = 0.5
+"""Seconds between two looks at the least."""
+SHARE = 20
+"""The next look comes no sooner than this many times the duration of the last one..."""
+NEWS = 2.0
+"""...but new facts wait no longer than so many seconds."""
+PATIENCE = 3
+"""Failures of the engine in a row after which only the final diagnosis is tried."""
+
+
+class Follower:
+    """``tick`` often; ``last_word`` once, when the process is over.
+
+    Attributes:
+        windows: newest window by rank.
+        verdict: newest verdict over all ranks, ``None`` before the first.
+    """
+
+    def __init__(self, directory: Path, overrides: Mapping[str, Any], start: Path, tell: Callable[[str], None]) -> None:
+        self.directory = directory
+        self.windows: dict[int, Window] = {}
+        self.verdict: Verdict | None = None
+        self._overrides = overrides
+        self._start = start
+        self._tell = tell
+        self._config: Any = None
+        self._reader: Any = None
+        self._said: set[Any] = set()
+        self._before: set[Any] = set()
+        self._sizes: dict[str, int] = {}
+        self._ended = -1e9
+        self._cost = 0.0
+        self._failures = 0
+
+    def tick(self) -> list[Finding]:
+        """Look if it is time to; the findings of severity harmful or worse that are to be said now."""
+        if self._failures >= PATIENCE:
+            return []
+        now = time.monotonic()
+        if now - self._ended < PAUSE:
+            return []
+        sizes = self._measure()
+        if not sizes or sizes == self._sizes:
+            return []
+        news = any(size != self._sizes.get(path) for path, size in sizes.items() if path.endswith("facts.jsonl"))
+        gap = self._cost * SHARE
+        if now - self._ended < (min(gap, NEWS) if news else gap):
+            return []
+        self._sizes = sizes
+        try:
+            self._look()
+            self._failures = 0
+            return self._news()
+        except Exception:
+            self._failures += 1
+            self.trouble("diagnosing the run so far failed")
+            return []
+        finally:
+            self._ended = time.monotonic()
+            self._cost = self._ended - now
+
+    def last_word(self) -> None:
+        """The final diagnosis of every rank, with how the process ended. Raises what the engine raises."""
+        self._look()
+
+    def trouble(self, text: str) -> None:
+        """Keep the traceback in ``osler.log`` and say one line, the first time. Call it inside ``except``."""
+        first = not (self.directory / "osler.log").exists()
+        try:
+            with open(self.directory / "osler.log", "a", encoding="utf-8") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n{traceback.format_exc()}\n")
+        except OSError:
+            pass
+        if first:
+            self._tell(f"osler: {text}; the run goes on. Details: {self.directory / 'osler.log'}")
+
+    def _measure(self) -> dict[str, int]:
+        """Size of every file that training processes wrote."""
+        sizes: dict[str, int] = {}
+        try:
+            for folder in os.scandir(self.directory):
+                if folder.name.startswith("rank-"):
+                    sizes.update((entry.path, entry.stat().st_size) for entry in os.scandir(folder.path))
+        except OSError:
+            pass  # a file that is just being renamed: next time
+        return sizes
+
+    def _look(self) -> None:
+        from osler.diagnose import engine
+        from osler.store.reader import RunReader
+
+        if self._config is None:
+            self._config = self._configure()
+        if self._reader is None:
+            self._reader = RunReader(self.directory)
+        self._reader.refresh()
+        self.windows = {rank: self._reader.window(rank) for rank in sorted(self._reader.ranks())}
+        if self.windows:
+            self.verdict = merged({rank: engine.diagnose(w, self._config) for rank, w in self.windows.items()})
+
+    def _configure(self) -> Any:
+        from osler.core.errors import UsageError
+        from osler.diagnose import config
+
+        try:
+            return config.load(self._start, self._overrides)
+        except UsageError as problem:  # too late to refuse: the script runs
+            self._tell(f"osler: {problem} (ignored)")
+            return config.Config()
+
+    def _news(self) -> list[Finding]:
+        """What is new. A certain finding is said at once, others when two looks in a row agree."""
+        assert self.verdict is not None or not self.windows
+        loud = [f for f in (self.verdict.findings if self.verdict else ()) if f.severity in LOUD and f.explained_by is None]
+        fresh = [f for f in loud if f.key not in self._said and (f.certainty == "certain" or f.key in self._before)]
+        self._before = {f.key for f in loud}
+        self._said |= {f.key for f in fresh}
+        return fresh
+
+
+def merged(verdicts: Mapping[int, Verdict]) -> Verdict:
+    """One verdict over all ranks; what several of them share says which."""
+    from dataclasses import replace
+
+    from osler.diagnose import engine
+
+    if len(verdicts) == 1:
+        return next(iter(verdicts.values()))
+    places: dict[Any, list[int]] = {}
+    for rank, verdict in verdicts.items():
+        for finding in verdict.findings:
+            places.setdefault(finding.key, []).append(rank)
+
+    def tell_ranks(finding: Finding) -> Finding:
+        ranks = places.get(finding.key, [])
+        if len(ranks) == len(verdicts) or not ranks:
+            text = f"seen on all {len(verdicts)} ranks"
+        else:
+            text = f"seen on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {len(verdicts)}"
+        where = replace(finding.where, rank=min(ranks)) if ranks and finding.where.rank is None else finding.where
+        return finding.replace(where=where, evidence=(*finding.evidence, Evidence(text, samples=len(verdicts))))
+
+    whole = engine.merge(list(verdicts.values()))
+    return replace(whole, findings=tuple(map(tell_ranks, whole.findings)))
+
+
+def reaches(severity: str, threshold: str | None) -> bool:
+    """Whether a severity is as loud as the threshold or louder."""
+    return threshold is not None and SEVERITIES.index(severity) <= SEVERITIES.index(threshold)
