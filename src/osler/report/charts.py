@@ -1,0 +1,178 @@
+"""Charts as HTML with inline SVG: curves with their min/max band, bars over layers, a value against its threshold.
+
+Only shapes are drawn in SVG, stretched to whatever width there is; labels are HTML, so they stay readable at 390 pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from osler.report import words
+
+STYLE = {"train_loss": ("--train", ""), "validation_loss": ("--validation", "dashed"), "train_accuracy": ("--train", ""),
+         "validation_accuracy": ("--validation", "dashed")}
+SIZE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps a value to a share of the height, from the bottom."""
+
+    low: float
+    high: float
+    log: bool
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            value, low, high = (math.log10(max(v, self.low)) for v in (value, self.low, self.high))
+        else:
+            low, high = self.low, self.high
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def ticks(self) -> list[float]:
+        if not self.log:
+            return nice(self.low, self.high)
+        low, high = math.log10(self.low), math.log10(self.high)
+        every = max(1, math.ceil((high - low) / 5))
+        marks = [10.0 ** e for e in range(math.ceil(low), math.floor(high) + 1) if e % every == 0]
+        if len(marks) >= 2:
+            return marks
+        fine = [m * 10.0 ** e for e in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+        return [v for v in fine if self.low <= v <= self.high] or nice(self.low, self.high)
+
+
+def nice(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Round numbers between two bounds."""
+    raw = (high - low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
+    step = next(size * m for m in (1, 2, 5, 10) if size * m >= raw)
+    return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
+
+
+def scale(curves: Sequence[dict[str, Any]], threshold: float | None) -> Scale:
+    """Holds every extreme of every curve; logarithmic where all of them are positive (a stray zero is clipped)."""
+    values = [v for c in curves for key in ("min", "max") for v in c[key]] + ([threshold] if threshold is not None else [])
+    positive = [v for v in values if v > 0]
+    log = all(c["log"] for c in curves) and len(positive) > 0.95 * len(values) and all(v >= 0 for v in values)
+    low, high = (min(positive), max(positive)) if log else (min(values), max(values))
+    if log:
+        return Scale(low / 1.15, high * 1.15, True) if high / low > 1.02 else Scale(low / 2, high * 2, True)
+    room = 0.06 * (high - low) or abs(high) * 0.5 or 1.0
+    return Scale(low - room if low < 0 or low > room else 0.0, high + room, False)
+
+
+def curve(series: dict[str, Any], names: Sequence[str], *, title: str, span: Sequence[int | None] = (None, None), threshold: float | None = None,
+          height: str = "9rem") -> str:
+    """One plot of some series over steps, with the steps of a finding shaded and its threshold drawn."""
+    curves = [series[n] for n in names]
+    first = min(c["x"][0] for c in curves)
+    last = max(max(c["end"][-1], c["nonfinite"]["first_step"] or 0) for c in curves)
+    width = max(1, last - first)
+    rise = scale(curves, threshold)
+    shapes = [f'<line class="grid" x1="0" x2="{SIZE}" y1="{down(rise(t))}" y2="{down(rise(t))}"/>' for t in rise.ticks()]
+    if span[0] is not None and (span[0] > first or (span[1] or last) < last):
+        left, right = (SIZE * (min(max(s, first), last) - first) / width for s in (span[0], span[1] if span[1] is not None else last))
+        shapes.append(f'<rect class="span" x="{left:.1f}" y="0" width="{max(right - left, 3):.1f}" height="{SIZE}"/>')
+    for name, c in zip(names, curves, strict=True):
+        shapes.append(path(name, c, first, width, rise))
+    if threshold is not None:
+        shapes.append(f'<line class="limit" x1="0" x2="{SIZE}" y1="{down(rise(threshold))}" y2="{down(rise(threshold))}"/>')
+    labels = [f'<span class="y" style="top:{down(rise(t)) / 10:.1f}%">{words.figure(t)}</span>' for t in rise.ticks()]
+    labels += x_labels(first, last)
+    if threshold is not None:
+        labels.append(f'<span class="tag" style="top:{down(rise(threshold)) / 10:.1f}%">threshold {words.figure(threshold)}</span>')
+    lost = min((c["nonfinite"]["first_step"] for c in curves if c["nonfinite"]["count"]), default=None)
+    if lost is not None:
+        x = (lost - first) / width
+        shapes.append(f'<line class="lost" x1="{SIZE * x:.1f}" x2="{SIZE * x:.1f}" y1="0" y2="{SIZE}"/>')
+        labels.append(f'<span class="tag at{" left" if x > .5 else ""}" style="left:{100 * x:.1f}%">not finite from step {lost}</span>')
+    told = "; ".join(f"{c['label']} from {words.figure(c['first'])} to {words.figure(c['last'])}, "
+                     f"between {words.figure(min(c['min']))} and {words.figure(max(c['max']))}" for c in curves)
+    label = f"{title}: {told}. Steps {first} to {last}. Arrow keys read values."
+    return (f'<figure class="chart"><figcaption><span>{keys(names, curves)}</span><output></output></figcaption>'
+            f'<div class="plot" style="--h:{height}" tabindex="0" role="img" aria-label="{escape(label)}" data-series="{" ".join(names)}" '
+            f'data-first="{first}" data-last="{last}"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" aria-hidden="true">'
+            f'{"".join(shapes)}</svg>{"".join(labels)}<span class="cursor"></span></div></figure>')
+
+
+def keys(names: Sequence[str], curves: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for name, c in zip(names, curves, strict=True):
+        color, dash = STYLE.get(name, ("--train", ""))
+        rows.append(f'<span class="key {dash}" style="--c:var({color})">{escape(c["label"])}</span>')
+    return "".join(rows)
+
+
+def down(share: float) -> float:
+    return round(SIZE * (1 - share), 1)
+
+
+def path(name: str, c: dict[str, Any], first: int, width: int, rise: Scale) -> str:
+    """The band of extremes and the line of means."""
+    color, dash = STYLE.get(name, ("--train", ""))
+    xs = [round(SIZE * ((a + b) / 2 - first) / width, 1) for a, b in zip(c["x"], c["end"], strict=True)]
+    line = "M" + "L".join(f"{x},{down(rise(y))}" for x, y in zip(xs, c["mean"], strict=True))
+    band = ""
+    if c["min"] != c["max"]:
+        top = [f"{x},{down(rise(y))}" for x, y in zip(xs, c["max"], strict=True)]
+        bottom = [f"{x},{down(rise(y))}" for x, y in zip(xs, c["min"], strict=True)]
+        band = f'<path class="band" style="--c:var({color})" d="M{"L".join([*top, *reversed(bottom)])}Z"/>'
+    return f'{band}<path class="curve {dash}" style="--c:var({color})" d="{line}"/>'
+
+
+def x_labels(first: int, last: int) -> list[str]:
+    width = max(1, last - first)
+    inner = [t for t in nice(first, last, 4) if 0.08 < (t - first) / width < 0.86 and float(t).is_integer()]
+    rows = [f'<span class="x start" style="left:0">{first}</span>']
+    rows += [f'<span class="x" style="left:{100 * (t - first) / width:.1f}%">{int(t)}</span>' for t in inner]
+    return [*rows, f'<span class="x end" style="left:100%">step {last}</span>'] if last > first else rows
+
+
+def bars(spec: dict[str, Any]) -> str:
+    """One bar per parameter; the accused one in colour."""
+    values = [b["value"] for b in spec["bars"]]
+    threshold = spec.get("threshold")
+    known = values + ([threshold] if threshold is not None else [])
+    size = sizes(known, spec["log"])
+    limit = f'<i class="limit-at" style="left:{100 * size(threshold):.1f}%"></i>' if threshold is not None else ""
+    rows = "".join(
+        f'<span class="name" title="{escape(b["name"])}"><bdi>{escape(b["name"])}</bdi></span>'
+        f'<span class="track"><span class="fill{" mark" if b["mark"] else ""}" style="width:{100 * size(b["value"]):.1f}%"></span>{limit}</span>'
+        f'<span class="v">{words.figure(b["value"])}</span>' for b in spec["bars"])
+    note = f"{escape(spec['signal'].split('/')[-1].replace('_', ' '))}, median per parameter{', log scale' if spec['log'] else ''}"
+    if threshold is not None:
+        note += f", threshold {words.figure(threshold)}"
+    return f'<figure class="chart"><figcaption>{note}</figcaption><div class="bars">{rows}</div></figure>'
+
+
+def sizes(values: Sequence[float], log: bool) -> Any:
+    """Value to bar length between 0 and 1."""
+    positive = [v for v in values if v > 0]
+    top = max((abs(v) for v in values), default=1.0) or 1.0
+    if log and positive:
+        low = math.log10(min(positive)) - 0.3
+        return lambda v: max(0.0, (math.log10(v) - low) / (math.log10(top) - low)) if v > 0 else 0.0
+    return lambda v: abs(v) / top
+
+
+def gauge(spec: dict[str, Any]) -> str:
+    value, threshold = spec["value"], spec["threshold"]
+    far = value > 0 and threshold > 0 and max(value, threshold) / min(value, threshold) > 30
+    size = sizes([value, threshold], far)
+    return (f'<figure class="chart"><div class="bars"><span>measured</span><span class="track"><span class="fill mark" '
+            f'style="width:{100 * size(value):.1f}%"></span><i class="limit-at" style="left:{100 * size(threshold):.1f}%"></i></span>'
+            f'<span class="v">{words.figure(value)}</span><span>threshold</span><span></span><span class="v">{words.figure(threshold)}</span></div></figure>')
+
+
+def of(finding: dict[str, Any], series: dict[str, Any]) -> str:
+    """The chart that a finding asks for."""
+    spec = finding["chart"]
+    if spec is None:
+        return ""
+    if spec["kind"] == "curve":
+        return curve(series, spec["series"], title=finding["cause"], span=spec["span"], threshold=spec["threshold"])
+    return bars(spec) if spec["kind"] == "bars" else gauge(spec)
