@@ -1,0 +1,1 @@
+"""One observed thing a file; each has ``install(...)`` and nothing that judges."""

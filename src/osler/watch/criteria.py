@@ -1,0 +1,226 @@
+"""What is learned of each criterion call: shapes, ranges, row sums, targets, accuracy. Fully looked at for a few calls of
+each (function, line), then on sampled ones; validation calls always leave a row.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from osler.core.facts import Location
+from osler.watch.graph import chain, maker
+from osler.watch.observe import Observer
+from osler.watch.readout import on_cpu, scalar
+from osler.watch.session import Session
+from osler.watch.where import is_user, user_line
+
+CLASSIFICATION = frozenset(("cross_entropy", "nll_loss", "multi_margin_loss"))
+PROBABILISTIC = frozenset(("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"))
+SIZE_LIMIT = 1 << 21
+SHARES = ("rows_sum_one", "in_unit", "log_probs", "broadcast", "target_rows_sum_one", "target_integers", "single_unit", "target_in_unit", "target_one_hot")
+
+
+class Criterion:
+    """Running figures of one criterion at one line."""
+
+    def __init__(self, index: int, function: str, at: Location | None, built: Location | None, phase: int) -> None:
+        self.index, self.function, self.at, self.built, self.phase = index, function, at, built, phase
+        self.calls = 0
+        self.sampled = 0
+        self.next_write = 1
+        self.shares: dict[str, list[int]] = {}
+        self.info: dict[str, Any] = {}
+        self.value_first = self.value_last = float("nan")
+        self.accuracy_first = self.accuracy_last = float("nan")
+        self.target_min, self.target_max = float("inf"), float("-inf")
+        self.classes: set[int] = set()
+        self.ignored = self.counted = 0
+        self.value_min = float("inf")
+        self.value_max = float("-inf")
+
+    def mark(self, key: str, value: bool) -> None:
+        pair = self.shares.setdefault(key, [0, 0])
+        pair[0] += int(value)
+        pair[1] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        finite = self.target_min <= self.target_max
+        return {"index": self.index, "function": self.function, "built_at": self.built.to_json() if self.built else None, "calls": self.calls,
+                "sampled": self.sampled, "phase": self.phase, **self.info, **{k: a / n for k, (a, n) in self.shares.items()},
+                "target_min": self.target_min if finite else None, "target_max": self.target_max if finite else None,
+                "target_classes": len(self.classes), "target_values": sorted(self.classes)[:20],
+                "ignored_share": self.ignored / self.counted if self.counted else None,
+                "value_first": self.value_first, "value_last": self.value_last, "accuracy_first": self.accuracy_first,
+                "accuracy_last": self.accuracy_last, "input_min": self.value_min if self.value_min <= self.value_max else None,
+                "input_max": self.value_max if self.value_min <= self.value_max else None}
+
+
+class Criteria:
+    """All criterions of the process."""
+
+    def __init__(self, session: Session, observer: Observer) -> None:
+        self.session = session
+        self.observer = observer
+        self.known: dict[Any, Criterion] = {}
+        self.with_grad = 0
+        self.train_next = 0
+        self.cost = 5e-5
+        self.last_result: Any = None
+        self.unvisited = 0
+        session.finishers.append(self.finish)
+
+    def unused(self, backwards: int) -> int:
+        return max(self.with_grad - backwards, 0)
+
+    def seen(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        session = self.session
+        grad = isinstance(result, torch.Tensor) and result.requires_grad
+        if grad:
+            self.with_grad += 1
+        phase = 0 if grad or (torch.is_grad_enabled() and session.step == 0) else 1
+        if phase == 0:
+            if self.observer.phase is None or self.observer.phase.grad_enabled:
+                if self.with_grad > 12 and (self.with_grad < self.train_next or not session.budget.allows(self.cost)):
+                    return
+            self.train_next = self.with_grad + (1 if self.with_grad < 12 else 1 + self.with_grad // 30)
+        elif session.budget.tight and session.step > 200 and self.with_grad % 4:
+            return
+        start = perf_counter()
+        key = self._key(function, phase)
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) > 60:
+                return
+            at = user_line(3)
+            found = self.known[key] = Criterion(len(self.known), function, at, self._built(), phase)
+        found.calls += 1
+        value = args[0] if args else kwargs.get("input", kwargs.get("log_probs"))
+        target = args[1] if len(args) > 1 else kwargs.get("target", kwargs.get("targets"))
+        if self.observer.phase is not None and phase == 1:
+            self.observer.phase.criterion_calls += 1
+            self.observer.phase.line = self.observer.phase.line or found.at
+        accuracy = float("nan")
+        if isinstance(value, torch.Tensor):
+            accuracy = self._look(found, value, target, args, kwargs, result)
+        number = scalar(result) if isinstance(result, torch.Tensor) else float("nan")
+        if found.sampled == 1:
+            found.value_first, found.accuracy_first = number, accuracy
+        found.value_last = number
+        found.accuracy_last = accuracy if accuracy == accuracy else found.accuracy_last
+        session.row("calls", (session.step, session.now(), found.index, phase, value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1,
+                              number, accuracy))
+        if grad and self.observer.tracer.armed:
+            self.observer.criterion(value, target)
+        if found.calls >= found.next_write:
+            found.next_write *= 2
+            session.fact("criterion", found.at, **found.to_json())
+        self.cost = perf_counter() - start
+        session.own += self.cost
+
+    @staticmethod
+    def _key(function: str, phase: int) -> tuple[str, Any, int, int]:
+        frame = sys._getframe(3)
+        while frame.f_back is not None and not is_user(frame.f_code):
+            frame = frame.f_back
+        return function, frame.f_code, frame.f_lineno, phase
+
+    def _built(self) -> Location | None:
+        frame = sys._getframe(3)
+        for _ in range(4):
+            owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+            if isinstance(owner, nn.Module):
+                return self.session.registry.built_at(owner)
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        return None
+
+    def _look(self, found: Criterion, value: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
+        found.sampled += 1
+        if found.sampled <= 2:
+            found.info.update(
+                input={"shape": list(value.shape), "dtype": _dtype(value), "requires_grad": value.requires_grad},
+                target={"shape": list(target.shape), "dtype": _dtype(target)} if isinstance(target, torch.Tensor) else None,
+                reduction=kwargs.get("reduction", "mean"), ignore_index=kwargs.get("ignore_index"), weight=isinstance(kwargs.get("weight"), torch.Tensor)
+                or (len(args) > 2 and isinstance(args[2], torch.Tensor)), label_smoothing=kwargs.get("label_smoothing"), log_target=kwargs.get("log_target"),
+                input_op=maker(value.grad_fn) if value.grad_fn is not None else None,
+                input_chain=chain(value.grad_fn) if value.grad_fn is not None else [], result_numel=result.numel() if isinstance(result, torch.Tensor) else None)
+            if isinstance(kwargs.get("pos_weight"), torch.Tensor):
+                found.info["pos_weight"] = True
+        if not on_cpu(value) or value.numel() == 0 or value.numel() > SIZE_LIMIT:
+            return float("nan")
+        accuracy = float("nan")
+        with torch.no_grad():
+            x = value.detach().float()
+            if found.function in PROBABILISTIC:
+                low, high = scalar(x.min()), scalar(x.max())
+                found.value_min, found.value_max = min(found.value_min, low), max(found.value_max, high)
+                found.mark("in_unit", low >= 0 and high <= 1)
+                if x.dim() >= 2 and found.function in ("cross_entropy", "nll_loss", "kl_div"):
+                    dim = 1 if found.function != "kl_div" else -1
+                    found.mark("single_unit", x.shape[dim] == 1)
+                    if x.shape[dim] > 1:
+                        sums = x.sum(dim)
+                        found.mark("rows_sum_one", low >= -1e-6 and scalar((sums - 1).abs().max()) < 1e-3)
+                        found.mark("log_probs", high <= 1e-5 and scalar(x.logsumexp(dim).abs().max()) < 1e-3)
+            if isinstance(target, torch.Tensor) and on_cpu(target):
+                if target.shape != value.shape and found.function in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+                                                                      "poisson_nll_loss", "soft_margin_loss"):
+                    found.mark("broadcast", True)
+                accuracy = self._target(found, x, target, kwargs, args)
+        return accuracy
+
+    def _target(self, found: Criterion, x: torch.Tensor, target: torch.Tensor, kwargs: dict[str, Any], args: tuple[Any, ...]) -> float:
+        y = target.detach()
+        if y.numel() == 0 or y.numel() > SIZE_LIMIT:
+            return float("nan")
+        if y.is_floating_point() or y.dtype == torch.bool:
+            y = y.float()
+            low, high = scalar(y.min()), scalar(y.max())
+            found.target_min, found.target_max = min(found.target_min, low), max(found.target_max, high)
+            found.mark("target_in_unit", low >= 0 and high <= 1)
+            found.mark("target_integers", bool((y == y.round()).all()))
+            if y.dim() == 2 and y.shape[1] > 1:
+                ones = scalar((y.sum(1) - 1).abs().max()) < 1e-3 and low >= 0
+                found.mark("target_rows_sum_one", ones)
+                found.mark("target_one_hot", ones and high == 1 and bool((y.max(1).values == 1).all()))
+            if y.numel() <= 65536:
+                self._classes(found, y)
+            return float("nan")
+        ignore = kwargs.get("ignore_index", args[3] if len(args) > 3 and isinstance(args[3], int) and found.function == "cross_entropy" else -100)
+        kept = y != ignore
+        found.ignored += int(scalar((~kept).sum()))
+        found.counted += y.numel()
+        found.info["ignore_index"] = ignore
+        good = y[kept]
+        if good.numel() == 0:
+            return float("nan")
+        found.target_min, found.target_max = min(found.target_min, scalar(good.min())), max(found.target_max, scalar(good.max()))
+        if good.numel() <= 65536:
+            self._classes(found, good)
+        found.mark("target_integers", True)
+        if found.function in CLASSIFICATION and x.dim() >= 2 and x.shape[1] > 1 and x.shape[0] == y.shape[0]:
+            hit = (x.argmax(1) == y) & kept
+            return scalar(hit.sum()) / max(int(scalar(kept.sum())), 1)
+        return float("nan")
+
+    @staticmethod
+    def _classes(found: Criterion, values: torch.Tensor) -> None:
+        if len(found.classes) < 1000:
+            from osler.watch.readout import numbers
+            for number in numbers(torch.unique(values)[:1000]):
+                if number == int(number) if abs(number) < 1e9 else False:
+                    found.classes.add(int(number))
+
+    def finish(self) -> None:
+        for found in self.known.values():
+            if found.calls > 1:
+                self.session.fact("criterion", found.at, **found.to_json())
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

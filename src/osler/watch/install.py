@@ -1,0 +1,107 @@
+"""Patch torch, once, in this process. Called at the end of torch's import by the attach hook, or by ``osler.watch``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from osler.core.facts import Location
+from osler.watch.session import Session
+
+_installed: list[Any] = []
+"""The one session of this process; a second call to ``install`` returns it."""
+
+
+def install(directory: Path | None = None, budget: float | None = None) -> Session | None:
+    """Install all taps.
+
+    Args:
+        directory: run directory (default: environment variable OSLER_RUN).
+        budget: share of step time that may be spent (default: OSLER_BUDGET or 0.02).
+
+    Returns:
+        the session, or ``None`` when no run directory is known.
+    """
+    if _installed:
+        return _installed[0]  # type: ignore[no-any-return]
+    place = directory or (Path(os.environ["OSLER_RUN"]) if os.environ.get("OSLER_RUN") else None)
+    if place is None:
+        return None
+    share = budget if budget is not None else float(os.environ.get("OSLER_BUDGET") or 0.02)
+    session = Session(place, share, os.environ.get("OSLER_GUARD") == "1")
+    _installed.append(session)
+
+    from osler.watch.criteria import Criteria
+    from osler.watch.modules import ModuleHooks
+    from osler.watch.observe import Observer
+    from osler.watch.taps import backward, criterion, loader, loop, modules, phase, tools
+    from osler.watch.trace import Tracer
+
+    tracer = Tracer(session)
+    hooks = ModuleHooks(session)
+    observer = Observer(session, tracer, hooks)
+    training = loop.Training(session, tracer, hooks, observer)
+    observer.stop_trace = training.stop_trace
+    criteria = Criteria(session, observer)
+    training.backwards.criteria = criteria
+    loaders = loader.Loaders(session, observer, training)
+    helpers = tools.Tools(session, observer, training)
+    parts = ((modules.install, (session, observer)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
+             (criterion.install, (session, criteria)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
+             (tools.install, (session, helpers)))
+    for part, args in parts:
+        try:
+            part(*args)  # type: ignore[operator]
+        except Exception:
+            session.guard.failed(part.__module__)
+    _exceptions(session)
+    atexit.register(session.finish)
+    return session
+
+
+def _exceptions(session: Session) -> None:
+    """Record an unhandled exception, take our frames out of its traceback, and let the hook that was there print it."""
+    original = sys.excepthook
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        try:
+            trace = without_own_frames(trace, own)
+            value.__traceback__ = trace
+            _record(session, kind, value, trace)
+        except Exception:
+            session.guard.failed("exception")
+        original(kind, value, trace)
+
+    sys.excepthook = excepthook
+
+
+def without_own_frames(trace: TracebackType | None, own: str) -> TracebackType | None:
+    """The traceback without frames of files below ``own`` (experiments' user code keeps its frames)."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+        trace = trace.tb_next
+    here = trace
+    while here is not None and here.tb_next is not None:
+        if here.tb_next.tb_frame.f_code.co_filename.startswith(own):
+            here.tb_next = here.tb_next.tb_next
+        else:
+            here = here.tb_next
+    return trace
+
+
+def _record(session: Session, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    from osler.watch.where import is_user, shorten
+    user: list[Any] = []
+    library: list[Any] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = Location(shorten(code.co_filename), trace.tb_lineno, code.co_name)
+        (user if is_user(code) else library).append(place)
+        trace = trace.tb_next
+    at = user[-1] if user else None
+    session.fact("exception", at, type=kind.__name__, message=str(value)[:500], frames=[p.to_json() for p in reversed(user)][:20],
+                 lib_frames=[p.to_json() for p in reversed(library)][:20], in_backward=any(p.function == "backward" for p in library))

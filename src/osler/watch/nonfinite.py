@@ -1,0 +1,141 @@
+"""Which operation made a value non-finite: read from the saved tensors of the loss's graph before backward frees them.
+
+Source: handbook A23. Anomaly mode is no substitute: it misses a forward NaN whose backward is finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from osler.watch.graph import Walk
+from osler.watch.readout import on_cpu, scalar
+
+LOGS = frozenset(("LogBackward0", "Log2Backward0", "Log10Backward0", "Log1PBackward0"))
+RISKY = LOGS | frozenset(("SqrtBackward0", "RsqrtBackward0", "PowBackward0", "PowBackward1", "DivBackward0", "ReciprocalBackward0", "LinalgVectorNormBackward0",
+                          "NormBackward0", "NormBackward1", "AcosBackward0", "AsinBackward0", "AcoshBackward0", "AtanhBackward0", "ExpBackward0", "StdBackward0",
+                          "CdistBackward0", "XlogyBackward0"))
+"""Operations that can make an infinite or undefined value or derivative of finite inputs."""
+
+
+def operand(tensor: Any) -> dict[str, Any] | None:
+    """Range of a saved tensor; ``None`` if there is none on the CPU."""
+    if not isinstance(tensor, torch.Tensor) or not on_cpu(tensor) or tensor.numel() == 0 or not tensor.is_floating_point():
+        return None
+    values = tensor.detach()
+    finite = torch.isfinite(values)
+    good = values[finite]
+    return {"min": scalar(good.min()) if good.numel() else None, "max": scalar(good.max()) if good.numel() else None,
+            "zeros": int(scalar((values == 0).sum())), "negative": int(scalar((values < 0).sum())),
+            "nonfinite": int(values.numel() - scalar(finite.sum())), "nan": int(scalar(values.isnan().sum())), "shape": list(values.shape),
+            "numel": int(values.numel()), "dtype": str(values.dtype).removeprefix("torch.")}
+
+
+def saved(node: Any, name: str) -> dict[str, Any] | None:
+    try:
+        return operand(getattr(node, "_saved_" + name))
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def births(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
+    """Whether this node made a non-finite *output* of finite inputs: (kind, figures of the guilty operand)."""
+    own = saved(node, "self")
+    result = saved(node, "result")
+    if own is not None and own["nonfinite"]:
+        return None
+    if name in LOGS and own is not None and (own["zeros"] or own["negative"]):
+        return ("log-of-zero" if own["zeros"] else "log-of-negative"), own
+    if name == "DivBackward0":
+        other = saved(node, "other")
+        if other is not None and other["zeros"] and not other["nonfinite"]:
+            return "division-by-zero", other
+    if name in ("ReciprocalBackward0", "RsqrtBackward0") and result is not None and result["nonfinite"]:
+        return "division-by-zero", result
+    if name == "SqrtBackward0" and result is not None and result["nan"]:
+        return "sqrt-of-negative", result
+    if name in ("PowBackward0", "PowBackward1") and own is not None:
+        exponent = getattr(node, "_saved_exponent", None)
+        power = float(exponent) if isinstance(exponent, int | float) else None
+        if power is not None and ((power < 0 and own["zeros"]) or (power != int(power) and own["negative"])):
+            return ("division-by-zero" if power < 0 else "pow-of-negative"), own
+    if name == "ExpBackward0" and result is not None and result["nonfinite"]:
+        return "exp-overflow", result
+    if name in ("SoftmaxBackward0", "LogSoftmaxBackward0") and result is not None and result["nan"]:
+        return "softmax-of-masked-row", result
+    if name in ("XlogyBackward0",):
+        other = saved(node, "other")
+        if other is not None and other["zeros"]:
+            return "log-of-zero", other
+    if name in ("LogitBackward0", "AtanhBackward0", "AcosBackward0", "AsinBackward0") and own is not None and max(abs(own["min"] or 0), abs(own["max"] or 0)) >= 1:
+        return "domain-error", own
+    return None
+
+
+def singular(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
+    """Whether this node's *derivative* is infinite or undefined although its output may be finite."""
+    own, result = saved(node, "self"), saved(node, "result")
+    if name == "SqrtBackward0" and result is not None and result["zeros"]:
+        return "sqrt-of-zero", result
+    if name in ("LinalgVectorNormBackward0", "NormBackward0", "NormBackward1", "StdBackward0") and result is not None and result["zeros"]:
+        return "norm-of-zero", result
+    if name in LOGS and own is not None and own["zeros"]:
+        return "log-of-zero", own
+    if name in ("PowBackward0", "PowBackward1") and own is not None and own["zeros"]:
+        exponent = getattr(node, "_saved_exponent", None)
+        if isinstance(exponent, int | float) and exponent < 1 and exponent != 0:
+            return "pow-of-zero", own
+        if exponent is not None and not isinstance(exponent, int | float):
+            return "pow-of-zero", own
+    if name == "DivBackward0":
+        other = saved(node, "other")
+        if other is not None and other["zeros"]:
+            return "division-by-zero", other
+    if name in ("AcosBackward0", "AsinBackward0", "AtanhBackward0") and own is not None and max(abs(own["min"] or 0), abs(own["max"] or 0)) >= 1:
+        return "domain-edge", own
+    if name == "ExpBackward0" and result is not None and result["nonfinite"]:
+        return "exp-overflow", result
+    return None
+
+
+INPUT_FIELDS = ("self", "mat1", "input", "mat2", "other", "indices", "weight", "x")
+
+
+def entered(walked: Walk) -> tuple[int, dict[str, Any]] | None:
+    """First node in execution order whose saved input is non-finite: the value came from before this graph (data, a
+    parameter) unless an earlier node made it."""
+    for index in execution_order(walked):
+        node, name = walked.nodes[index], walked.names[index]
+        if name.endswith("AccumulateGrad"):
+            continue
+        for field in INPUT_FIELDS:
+            found = saved(node, field)
+            if found is not None and found["nonfinite"]:
+                found["field"] = field
+                return index, found
+    return None
+
+
+def execution_order(walked: Walk) -> list[int]:
+    """Node indices in the order in which their operations ran (AccumulateGrad nodes last)."""
+    def number(index: int) -> int:
+        try:
+            nr = int(walked.nodes[index]._sequence_nr())
+            return nr if nr < 1 << 62 else 1 << 62
+        except Exception:
+            return 1 << 62
+    return sorted(range(len(walked.nodes)), key=number)
+
+
+def locate(walked: Walk) -> tuple[int, str, dict[str, Any]] | None:
+    """First birth in execution order: (node index, kind, operand figures)."""
+    for index in execution_order(walked):
+        found = births(walked.names[index], walked.nodes[index])
+        if found is not None:
+            return index, found[0], found[1]
+    return None
+
+
+def risks(walked: Walk) -> list[int]:
+    return [i for i, name in enumerate(walked.names) if name in RISKY]

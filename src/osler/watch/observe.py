@@ -1,0 +1,325 @@
+"""What is seen of module calls: captures for experiments, validation phases, training flags, shadow copies."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from osler.core.facts import Location
+from osler.watch.cycle import Loop
+from osler.watch.modules import ModuleHooks
+from osler.watch.readout import on_cpu, scalar
+from osler.watch.session import Session
+from osler.watch.trace import Tracer, tensors_in
+from osler.watch.where import user_line
+
+DROPOUT = nn.modules.dropout._DropoutNd
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+PHASE_CALLS = 600
+
+
+def input_figures(values: Any) -> dict[str, Any] | None:
+    """Mean, deviation, range and per-channel figures of the first floating tensor among a forward's arguments (CPU only)."""
+    for tensor in tensors_in((values,)):
+        if not on_cpu(tensor) or tensor.numel() == 0 or tensor.is_sparse:
+            continue
+        row: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        if not tensor.is_floating_point():
+            return row
+        with torch.no_grad():
+            x = tensor.detach()
+            if x.numel() > 1 << 20 and x.shape[0] > 1:
+                x = x[: max(1, (1 << 20) * x.shape[0] // x.numel())]
+            x = x.float()
+            finite = torch.isfinite(x)
+            bad = int(x.numel() - scalar(finite.sum()))
+            good = x[finite] if bad else x
+            if good.numel() == 0:
+                return {**row, "nonfinite": bad}
+            row.update(mean=scalar(good.mean()), std=scalar(good.std(unbiased=False)), min=scalar(good.min()), max=scalar(good.max()), nonfinite=bad)
+            if x.dim() >= 2 and 1 <= x.shape[1] <= 64 and not bad:
+                dims = [d for d in range(x.dim()) if d != 1]
+                row["per_channel"] = {"mean": [scalar(v) for v in x.mean(dims)], "std": [scalar(v) for v in x.std(dims, unbiased=False)]}
+        return row
+    return None
+
+
+class Phase:
+    """A stretch without gradients, or in evaluation mode, between training steps."""
+
+    def __init__(self, step: int, at: Location | None, gap: int) -> None:
+        self.step = step
+        self.at = at
+        self.gap = gap
+        self.forwards = 0
+        self.calls = 0
+        self.criterion_calls = 0
+        self.grad_enabled = False
+        self.loader = -1
+        self.roots: dict[int, dict[str, Any]] = {}
+        self.input: dict[str, Any] | None = None
+        self.line: Location | None = None
+
+
+class Observer:
+    """Listens to module calls while something asked for it."""
+
+    def __init__(self, session: Session, tracer: Tracer, hooks: ModuleHooks) -> None:
+        self.session = session
+        self.tracer = tracer
+        self.hooks = hooks
+        self.phase: Phase | None = None
+        self.phases = 0
+        self.phase_skip = 0
+        self.last_phase_step = 0
+        self.interleaved = 0
+        self.scaled = False
+        self.shadows: dict[int, dict[str, Any]] = {}
+        self.modes: dict[int, bool] = {}
+        self.set_at: dict[int, Location | None] = {}
+        self.mode_calls: dict[tuple[str, bool, int], int] = {}
+        self.roots_of: dict[int, list[weakref.ref[nn.Module]]] = {}
+        self.last_batch: Any = None
+        self.last_loader = -1
+        self.training_inputs: dict[int, int] = {}
+        self._root_ids: set[int] = set()
+        self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._criterion: tuple[Any, Any] | None = None
+        self.loaders: list[tuple[int, Any]] = []
+        self.stop_trace: Callable[[], None] = lambda: None
+        session.finishers.append(self.finish)
+
+    # -- the traced steps --------------------------------------------------------------------------------------
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stack = self.tracer.stack
+        if not stack and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+            self._calls = [c for c in self._calls if c[0] is not module][-3:]
+            self._calls.append((module, args, kwargs, None))
+            root = self.session.registry.module_id(module)
+            seen = self.training_inputs.get(root, 0)
+            if seen < 4:
+                self.training_inputs[root] = seen + 1
+                figures = input_figures((args, kwargs))
+                if figures is not None:
+                    self.session.fact("input", user_line(3), root=root, phase="train", **figures)
+        stack.append(self.session.registry.module_id(module))
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self.tracer.stack:
+            self.tracer.stack.pop()
+        if not self.tracer.stack:
+            self._calls = [(m, a, k, output if m is module else o) for m, a, k, o in self._calls]
+
+    def criterion(self, value: Any, target: Any) -> None:
+        self._criterion = (value, target)
+
+    def forget(self) -> None:
+        self._calls, self._criterion = [], None
+        self.tracer.stack = []
+
+    def capture(self) -> Any:
+        """What the experiments need, from the last root called with gradients; ``None`` if nothing fits."""
+        if not self._calls:
+            return None
+        module, args, kwargs, output = self._calls[-1]
+        if output is None:
+            return None
+        from osler.watch.experiments import Capture
+        value, target = self._criterion or (None, None)
+        names = {id(m): n for n, m in module.named_modules()}
+        return Capture(root=module, root_id=self.session.registry.module_id(module), names=names, built_at=self.session.registry.built_at,
+                       args=args, kwargs=kwargs, output=output, target=target if isinstance(target, torch.Tensor) else None,
+                       criterion_input=value if isinstance(value, torch.Tensor) else None, loaders=list(self.loaders))
+
+    # -- training flags ----------------------------------------------------------------------------------------
+
+    def mode_call(self, module: nn.Module, mode: bool) -> None:
+        """``Module.train(mode)`` was called from outside of another module's."""
+        at = user_line(3)
+        root = self.session.registry.module_id(module)
+        self.set_at[root] = at
+        key = (str(at), mode, root)
+        self.mode_calls[key] = self.mode_calls.get(key, 0) + 1
+        if self.mode_calls[key] == 1 and len(self.mode_calls) <= 50:
+            self.session.fact("mode-call", at, training=mode, root=root, count=1, **{"class": type(module).__name__})
+        if not mode and self.session.step > 0 and self.phase is None:
+            self.begin_phase(at)
+
+    def check_modes(self, loop: Loop, early: bool) -> None:
+        """Did the training flag of a root of this optimizer change since the step before?"""
+        roots = self.roots_of.get(loop.index)
+        if roots is None or (early and loop.steps == 1):
+            ours = set(loop.uids)
+            registry = self.session.registry
+            roots = [weakref.ref(r) for r in registry.roots() if any(registry.known_uid(p) in ours for p in r.parameters())][:8]
+            self.roots_of[loop.index] = roots
+        for ref in roots:
+            root = ref()
+            if root is None:
+                continue
+            number = id(root)
+            if self.modes.get(number) is not root.training:
+                first = number not in self.modes
+                self.modes[number] = root.training
+                if first and root.training:
+                    continue
+                dropout, batchnorm = stochastic(root, training=False)
+                key = self.session.registry.module_id(root)
+                at = self.set_at.get(key)
+                self.session.fact("train-mode", user_line(4), root=key, **{"class": type(root).__name__}, training=root.training, first=first,
+                                  dropout=dropout[:50], batchnorm=batchnorm[:50], set_at=at.to_json() if at else None)
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def begin_phase(self, at: Location | None = None) -> None:
+        """Gradients were switched off, or a root was put into evaluation mode, between steps."""
+        session = self.session
+        if session.writer is None or session.compiled:
+            return
+        if self.phase_skip > 0 and session.step - self.last_phase_step <= 2:
+            self.phase_skip -= 1
+            return
+        self.phase = Phase(session.step, at, session.step - self.last_phase_step)
+        self.hooks.attach("phase", enter=self._phase_enter)
+
+    def _phase_enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        start = perf_counter()
+        phase = self.phase
+        if phase is None:
+            return
+        phase.calls += 1
+        if phase.calls > PHASE_CALLS:
+            self.hooks.detach("phase")
+        registry = self.session.registry
+        key = registry.module_id(module)
+        seen = phase.roots.get(key)
+        if seen is not None:
+            seen["forwards"] += 1
+            phase.forwards += 1
+        elif self._is_root(module):
+            grad = torch.is_grad_enabled()
+            if grad and module.training:
+                return
+            phase.forwards += 1
+            phase.grad_enabled = phase.grad_enabled or grad
+            dropout, batchnorm = stochastic(module, training=True)
+            phase.roots[key] = {"root": key, "class": type(module).__name__, "training": module.training, "forwards": 1, "grad": grad,
+                                "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
+                                "batchnorm_total": len(batchnorm)}
+            phase.line = phase.line or user_line(3)
+            if phase.input is None:
+                phase.input = input_figures((args, kwargs))
+                if phase.input is not None and self.phases < 12:
+                    self.session.fact("input", phase.line, root=key, phase="validation", **phase.input)
+        self.session.own += perf_counter() - start
+
+    def _is_root(self, module: nn.Module) -> bool:
+        """A trained root, a wrapper or part of one that is called on its own, or a copy of one."""
+        if not self._root_ids or self.session.step < 4:
+            self._root_ids = {id(m()) for refs in self.roots_of.values() for m in refs if m() is not None}
+            self._root_ids |= {id(s["ref"]()) for s in self.shadows.values() if s["ref"]() is not None}
+        return id(module) in self._root_ids
+
+    def end_phase(self) -> None:
+        """Training goes on (or the run ends)."""
+        phase, self.phase = self.phase, None
+        self.hooks.detach("phase")
+        if phase is None or not (phase.roots or phase.criterion_calls):
+            return
+        step = self.session.step
+        short = phase.gap <= 2 and step > 2
+        self.interleaved = self.interleaved + 1 if short else 0
+        kind = "interleaved" if self.interleaved >= 2 or (short and phase.criterion_calls == 0) else "validation"
+        if kind == "interleaved":
+            self.phase_skip = min(2 ** self.interleaved, 4096)
+        self.last_phase_step = step
+        self.phases += 1
+        for number in phase.roots:
+            shadow = self.shadows.get(number)
+            if shadow is not None:
+                shadow["validation"] += 1
+        if self.phases <= 30 or self.phases & (self.phases - 1) == 0:
+            first = phase.line or phase.at
+            self.session.fact("phase", first, number=self.phases, first_step=phase.step, gap=phase.gap, forwards=phase.forwards, roots=list(phase.roots.values())[:10],
+                              criterion_calls=phase.criterion_calls, grad_enabled=phase.grad_enabled, loader=phase.loader, input=phase.input,
+                              begun_at=phase.at.to_json() if phase.at else None, **{"kind": kind})
+
+    # -- shadow copies -----------------------------------------------------------------------------------------
+
+    def look_for_shadows(self, reached: set[int]) -> None:
+        """Copies of a trained root: same parameter shapes, in no optimizer, equal values before the first step."""
+        registry = self.session.registry
+        roots = registry.roots()
+        trained = [r for r in roots if any(registry.known_uid(p) in reached for p in r.parameters())]
+        for root in roots:
+            number = registry.module_id(root)
+            if number in self.shadows or root in trained:
+                continue
+            shapes = [p.shape for p in root.parameters()]
+            for model in trained:
+                own = list(model.parameters())
+                if [p.shape for p in own] == shapes and own and all(on_cpu(p) for p in own):
+                    same = all(bool((a == b).all()) for a, b in zip(root.parameters(), own, strict=True))
+                    if same or type(root) is type(model):
+                        self.shadows[number] = {"ref": weakref.ref(root), "of": registry.module_id(model), "class": type(root).__name__, "same": same,
+                                                "trained": any(registry.known_uid(p) in registry.stepped or registry.known_uid(p) in registry.loaded for p in own),
+                                                "versions": [p._version for p in root.parameters()], "validation": 0, "step": self.session.step,
+                                                "print": _print(root)}
+                    break
+
+    def write_shadows(self) -> None:
+        for number, shadow in self.shadows.items():
+            root = shadow["ref"]()
+            if root is None:
+                continue
+            changed = _print(root) != shadow["print"]
+            at = self.session.registry.built_at(root)
+            self.session.fact("shadow", at, root=number, of=shadow["of"], same_at_start=shadow["same"], changed=changed,
+                              called_in="validation" if shadow["validation"] else "unseen", validation_phases=shadow["validation"],
+                              trained_before_copy=shadow["trained"], first_seen=shadow["step"], **{"class": shadow["class"]})
+
+    def batch_figures(self) -> dict[str, Any] | None:
+        """The last batch a DataLoader served, if any."""
+        if self.last_batch is None:
+            return None
+        figures = input_figures(self.last_batch)
+        return {**figures, "loader": self.last_loader} if figures is not None else None
+
+    def finish(self) -> None:
+        self.end_phase()
+        self.write_shadows()
+        for (_, mode, root), count in list(self.mode_calls.items())[:50]:
+            if count > 1:
+                self.session.fact("mode-count", None, root=root, training=mode, count=count)
+
+
+def stochastic(root: nn.Module, training: bool) -> tuple[list[str], list[str]]:
+    """Names of dropout layers (p > 0) and batch norms whose training flag equals ``training``."""
+    dropout, batchnorm = [], []
+    for name, module in root.named_modules():
+        if module.training is not training:
+            continue
+        if isinstance(module, DROPOUT) and module.p > 0:
+            dropout.append(name)
+        elif isinstance(module, BATCHNORM):
+            batchnorm.append(name)
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
+            dropout.append(name)
+    return dropout, batchnorm
+
+
+def _print(root: nn.Module) -> float:
+    """A cheap fingerprint of all parameter values: changes when any block of them moves."""
+    total = 0.0
+    for index, parameter in enumerate(root.parameters()):
+        if on_cpu(parameter) and parameter.is_floating_point():
+            value = scalar(parameter.detach().flatten()[:4096].double().sum())
+            total += (index + 1.37) * (value if math.isfinite(value) else 0.5)
+    return total

@@ -1,0 +1,143 @@
+"""Sampled measurements: gradient and update norms per parameter, activation statistics per module.
+
+Each sample announces its expected cost to the budget first; what is not allowed is not measured, and the gap stays a gap.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from osler.watch.cycle import Loop
+from osler.watch.modules import ModuleHooks
+from osler.watch.readout import numbers, on_cpu, scalar
+from osler.watch.session import Session
+
+COPY_CAP = 64 << 20
+"""Bytes of parameters copied at most to measure one update; beyond it a rotating subset is taken."""
+
+
+def dense(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and not t.is_sparse and on_cpu(t) and t.is_floating_point()]
+
+
+def norms(tensors: list[torch.Tensor]) -> list[float]:
+    """L2 norms in one foreach call; [] where values live on a device."""
+    if not tensors:
+        return []
+    with torch.no_grad():
+        return numbers(torch.stack([n.float() for n in torch._foreach_norm(tensors)]))
+
+
+class LayerSamples:
+    """Gradient, weight and update norms of one optimizer's parameters around a sampled step."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.cost = 0.0
+        self.norm_cost = 0.0
+        self.next = 0
+        self._turn = 0
+        self._held: tuple[int, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    def total_norm(self, loop: Loop) -> float:
+        """L2 norm over all gradients of the optimizer (NaN when not measured)."""
+        start = perf_counter()
+        grads = dense([p.grad for p in loop.parameters() if p.grad is not None])
+        values = norms(grads)
+        self.norm_cost = perf_counter() - start
+        return sum(v * v for v in values) ** 0.5 if values else float("nan")
+
+    def before(self, loop: Loop) -> None:
+        held: list[torch.Tensor] = []
+        total = 0
+        parameters = loop.parameters()
+        count = len(parameters)
+        for offset in range(count):
+            parameter = parameters[(self._turn + offset) % count]
+            grad = parameter.grad
+            if grad is None or not dense([parameter]) or not dense([grad]):
+                continue
+            total += parameter.numel() * parameter.element_size() * 2
+            if total > COPY_CAP and held:
+                self._turn = (self._turn + offset) % count
+                break
+            held.append(parameter)
+        if held:
+            self._held = (loop.index, held, [p.detach().clone() for p in held], [p.grad.detach().clone() for p in held if p.grad is not None])
+
+    def after(self, loop: Loop) -> None:
+        if self._held is None or self._held[0] != loop.index:
+            return
+        _, parameters, weights, grads = self._held
+        self._held = None
+        with torch.no_grad():
+            changes = torch._foreach_sub([p.detach() for p in parameters], weights)
+            products = numbers(torch.stack([(c * g).sum().float() for c, g in zip(changes, grads, strict=True)]))
+            zeros = numbers(torch.stack([(g == 0).float().mean() for g in grads]))
+        rows = zip(parameters, norms(grads), norms(weights), norms(list(changes)), products, zeros, strict=True)
+        registry, step = self.session.registry, self.session.step + 1
+        for parameter, grad, weight, change, product, zero in rows:
+            self.session.row("layers", (step, registry.uid(parameter), grad, weight, change, -product, zero))
+
+
+LEAVES = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Linear, nn.modules.conv._ConvNd, nn.Embedding,
+          nn.LayerNorm, nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.ReLU6, nn.Softplus, nn.Hardtanh, nn.SELU)
+
+
+class ActivationSamples:
+    """Output statistics of leaf modules for one training step."""
+
+    def __init__(self, session: Session, hooks: ModuleHooks) -> None:
+        self.session = session
+        self.hooks = hooks
+        self.cost = 0.0
+        self.next = 0
+        self._spent = 0.0
+        self._rows = 0
+
+    def attach(self) -> None:
+        self._spent, self._rows = 0.0, 0
+        self.hooks.attach("activations", leave=self._leave)
+
+    def detach(self) -> None:
+        if self.hooks.attached("activations"):
+            self.hooks.detach("activations")
+            self.cost = self._spent
+            self.session.own += self._spent
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(module, LEAVES) or not isinstance(output, torch.Tensor) or not torch.is_grad_enabled() or self._rows > 400:
+            return
+        if not on_cpu(output) or output.numel() < 2 or not output.is_floating_point():
+            return
+        start = perf_counter()
+        with torch.no_grad():
+            values = output.detach()
+            if values.numel() > 1 << 18 and values.shape[0] > 1:
+                values = values[: max(2, (1 << 18) * values.shape[0] // values.numel())]
+            values = values.float()
+            zero = values == 0
+            std = scalar(values.std(unbiased=False))
+            units = self._units(module, zero)
+            dead = scalar(units.all(0).float().mean()) if units is not None and units.shape[0] > 1 else float("nan")
+            saturated = float("nan")
+            if isinstance(module, nn.Sigmoid):
+                saturated = scalar(((values < 0.01) | (values > 0.99)).float().mean())
+            elif isinstance(module, nn.Tanh):
+                saturated = scalar((values.abs() > 0.99).float().mean())
+            spread = scalar(values.std(0, unbiased=False).mean()) / std if values.shape[0] > 1 and std > 0 else float("nan")
+            self.session.row("activations", (self.session.step, self.session.registry.module_id(module), scalar(values.mean()), std,
+                                             scalar(zero.float().mean()), dead, saturated, spread))
+        self._rows += 1
+        self._spent += perf_counter() - start
+
+    @staticmethod
+    def _units(module: nn.Module, zero: torch.Tensor) -> torch.Tensor | None:
+        """[observations, units]: channels for images, features otherwise."""
+        if zero.dim() == 4 and not isinstance(module, nn.Linear | nn.LayerNorm):
+            return zero.permute(0, 2, 3, 1).reshape(-1, zero.shape[1])
+        return zero.reshape(-1, zero.shape[-1]) if zero.dim() >= 2 else None

@@ -1,0 +1,259 @@
+"""The training loop: optimizer construction, steps, backward passes. The hot path lives here."""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from osler.watch.autograd import Backwards
+from osler.watch.compiler import invisible
+from osler.watch.cycle import Loop
+from osler.watch.modules import ModuleHooks
+from osler.watch.observe import Observer
+from osler.watch.readout import on_cpu, scalar
+from osler.watch.sampling import ActivationSamples, LayerSamples
+from osler.watch.session import Session
+from osler.watch.trace import Tracer
+from osler.watch.where import construction_line, user_line
+
+NAN = float("nan")
+DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho")
+
+
+class Training:
+    """Everything that happens at optimizer steps and backward passes of one process."""
+
+    def __init__(self, session: Session, tracer: Tracer, hooks: ModuleHooks, observer: Observer) -> None:
+        self.session = session
+        self.tracer = tracer
+        self.hooks = hooks
+        self.observer = observer
+        self.layers = LayerSamples(session)
+        self.activations = ActivationSamples(session, hooks)
+        self.loops: list[Loop] = []
+        self.by_id: dict[int, Loop] = {}
+        self.backwards = Backwards(session, tracer, self)
+        self.last_end = 0.0
+        self.data_wait = 0.0
+        self.grad_norm = NAN
+        self.norm_next = 0
+        self.arms = 0
+        self.trace_until: dict[int, int] = {}
+        self.cycle_next = 1
+        self.samples: set[int] = set()
+        self.thin_next = 0
+        session.finishers.append(self.finish)
+
+    # -- construction --------------------------------------------------------------------------------------------
+
+    def constructed(self, optimizer: Optimizer) -> None:
+        session = self.session
+        session.open()
+        if session.writer is None:
+            return
+        at = construction_line(optimizer, 2)
+        uids = [session.registry.uid(p) for group in optimizer.param_groups for p in group["params"]]
+        loop = Loop(len(self.loops), weakref.ref(optimizer), at, uids)
+        self.loops.append(loop)
+        self.by_id[id(optimizer)] = loop
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in optimizer.defaults.items()
+                 if k in DEFAULTS and isinstance(v, bool | int | float | tuple)}
+        session.fact("optimizer", at, index=loop.index, **{"class": type(optimizer).__name__}, uids=uids[:5000], uids_total=len(uids),
+                     numel=sum(p.numel() for g in optimizer.param_groups for p in g["params"]), defaults=plain,
+                     groups=[{"lr": _number(g.get("lr")), "weight_decay": _number(g.get("weight_decay")), "n": len(g["params"])}
+                             for g in optimizer.param_groups[:50]])
+        self.arm(loop)
+
+    def arm(self, loop: Loop) -> None:
+        """Record the first two steps of this optimizer (and what the others do meanwhile)."""
+        self.trace_until[loop.index] = loop.steps + 2
+        if self.tracer.armed or self.arms >= 4 and not self.session.budget.allows(0.05) or self.arms >= 12:
+            return
+        self.arms += 1
+        if self.tracer.arm(f"first steps of optimizer {loop.index}"):
+            self.hooks.attach("trace", self.observer.enter, self.observer.leave)
+
+    def live(self) -> list[Loop]:
+        return [loop for loop in self.loops if loop.ref() is not None]
+
+    def optimized(self) -> dict[int, int]:
+        registry = self.session.registry
+        return {registry.uid(p): loop.index for loop in self.live() for p in loop.parameters()}
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        start = perf_counter()
+        session = self.session
+        if session.writer is None:
+            return
+        session.in_step = True
+        loop = self.by_id.get(id(optimizer))
+        if loop is None or loop.ref() is not optimizer:
+            self.constructed(optimizer)
+            loop = self.by_id[id(optimizer)]
+        if self.observer.phase is not None:
+            self.observer.end_phase()
+        backwards = self.backwards
+        count = loop.steps
+        early = count < 8
+        if early or not session.budget.tight or count & 15 == 0:
+            if loop.sentinel is None and (early or count & 255 == 0):
+                loop.choose(session.registry, backwards.reached)
+            loop.before_step(backwards.reached)
+            self.observer.check_modes(loop, early)
+        if early:
+            loop.step_line = loop.step_line or user_line(2)
+        if self.tracer.armed:
+            self.tracer.event("@step", skip=3, optimizer=loop.index)
+        self.grad_norm = NAN
+        if early or (session.step >= self.norm_next and session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6)):
+            self.grad_norm = self.layers.total_norm(loop)
+        self._check_sentinel(loop, early)
+        if (count < 6 or session.step >= self.layers.next) and session.budget.allows(self.layers.cost * 1.2):
+            self.layers.before(loop)
+        if early or (count & (count + 1)) == 0 or count % 256 == 0:
+            backwards.look_at_gradients(loop)
+        session.own += perf_counter() - start
+
+    def _check_sentinel(self, loop: Loop, early: bool) -> None:
+        """A gradient that is not finite while the loss was: noticed before the step."""
+        norm = self.grad_norm
+        if norm != norm or norm in (float("inf"), float("-inf")):
+            if norm == norm or early:
+                self.backwards.gradient_nonfinite(loop, norm) if norm != norm and self._has_grads(loop) or norm == float("inf") else None
+            return
+        if self.backwards.front is not None and (early or not self.session.budget.tight):
+            grad = self.backwards.front.grad
+            if grad is not None and on_cpu(grad) and not grad.is_sparse:
+                value = scalar(grad.detach().sum()) if grad.numel() <= 4096 else scalar(grad.detach().flatten()[:4096].sum())
+                if value != value or value in (float("inf"), float("-inf")):
+                    self.backwards.gradient_nonfinite(loop, value)
+
+    @staticmethod
+    def _has_grads(loop: Loop) -> bool:
+        return any(p.grad is not None and on_cpu(p.grad) for p in loop.parameters())
+
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        start = perf_counter()
+        session = self.session
+        loop = self.by_id.get(id(optimizer))
+        session.in_step = False
+        if session.writer is None or loop is None:
+            return
+        session.step += 1
+        if self.layers._held is not None:
+            before = perf_counter()
+            self.layers.after(loop)
+            self.layers.cost = (perf_counter() - before) * 2
+            self.layers.next = session.step + (1 if session.step < 5 else 1 + session.step // 50)
+        loop.after_step()
+        if loop.steps == 1:
+            session.registry.stepped.update(loop.uids)
+        if self.hooks.attached("activations"):
+            self.activations.detach()
+            self.activations.next = session.step + (2 if session.step < 6 else 2 + session.step // 20)
+        elif session.step >= self.activations.next and session.budget.allows(self.activations.cost * 1.3 + 1e-4) and not session.compiled:
+            self.activations.attach()
+        if self.tracer.armed:
+            self._maybe_disarm()
+        now = perf_counter()
+        step_time = now - self.last_end if self.last_end else NAN
+        self.last_end = now
+        own = session.own + (now - start)
+        if not session.budget.tight or session.step < 64 or session.step & 15 == 0:
+            groups = optimizer.param_groups
+            lr = groups[0].get("lr", NAN) if groups else NAN
+            session.row("steps", (session.step, now - session.t0, loop.index, min(self.backwards.count, 65535), self.backwards.loss,
+                                  _number(lr), self.grad_norm, step_time, self.data_wait, own))
+        self.data_wait = 0.0
+        self.backwards.count = 0
+        if session.step >= self.cycle_next:
+            self.cycle_next = session.step * 2 if session.step < 64 else session.step + 256
+            self.write_cycle()
+        self.backwards.poll()
+        session.budget.step(step_time if step_time == step_time else 0.0, own)
+        session.own = perf_counter() - now
+
+    def _maybe_disarm(self) -> None:
+        done = all(loop.steps >= self.trace_until.get(loop.index, 0) for loop in self.live() if loop.steps or len(self.live()) == 1)
+        if done or self.tracer.truncated or self.session.step - self.tracer.first_step > 12:
+            self.stop_trace()
+
+    def stop_trace(self) -> None:
+        trace = self.tracer.disarm()
+        if not self.tracer.armed:
+            self.hooks.detach("trace")
+            self.observer.forget()
+        if trace is not None and self.session.writer is not None:
+            self.session.writer.trace(trace)
+
+    def write_cycle(self) -> None:
+        self.session.fact("cycle", optimizers=[loop.to_json() for loop in self.loops if loop.steps or loop.ref() is not None][:50],
+                          backwards=self.backwards.total, losses_without_backward=self.backwards.unused_losses())
+        self.backwards.write_gradients()
+
+    def finish(self) -> None:
+        if self.session.writer is None:
+            return
+        self.stop_trace()
+        self.write_cycle()
+        self.backwards.finish()
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor):
+        return scalar(value)
+    return float(value) if isinstance(value, int | float) else NAN
+
+
+def install(training: Training) -> None:
+    """Patch ``Optimizer.__init__`` and register the global step hooks."""
+    session = training.session
+    original = Optimizer.__init__
+
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if session.guard.armed("optimizer"):
+            start = perf_counter()
+            try:
+                training.constructed(self)
+            except Exception:
+                session.guard.failed("optimizer")
+            session.own += perf_counter() - start
+
+    __init__.__wrapped__ = original  # type: ignore[attr-defined]
+    Optimizer.__init__ = __init__  # type: ignore[method-assign,assignment]
+
+    open_steps: list[tuple[int, int]] = []
+
+    def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not session.guard.armed("step"):
+            return
+        try:
+            # A subclass that calls super().step() fires twice; a step that raised never closes, but a backward came since.
+            if open_steps and open_steps[-1] != (id(optimizer), training.backwards.total):
+                open_steps.clear()
+            open_steps.append((id(optimizer), training.backwards.total))
+            if len(open_steps) == 1:
+                training.before_step(optimizer, args, kwargs)
+        except Exception:
+            session.guard.failed("step")
+
+    def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not session.guard.armed("step"):
+            return
+        try:
+            if open_steps:
+                open_steps.pop()
+            if not open_steps:
+                training.after_step(optimizer, args, kwargs)
+        except Exception:
+            session.guard.failed("step")
+
+    register_optimizer_step_pre_hook(invisible(pre))
+    register_optimizer_step_post_hook(invisible(post))

@@ -1,0 +1,151 @@
+"""Modules coming to life, changing mode, and being filled from checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from osler.core.facts import Location
+from osler.watch.observe import Observer
+from osler.watch.session import Session
+from osler.watch.where import construction_line, user_line
+
+MAX_NAMES = 200
+
+
+class Births:
+    """Modules with parameters constructed between optimizer steps, again and again at the same line."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.lines: dict[str, dict[str, Any]] = {}
+        session.finishers.append(self.write)
+
+    def seen(self, module: nn.Module, at: Location | None) -> None:
+        step = self.session.step
+        if step < 1 or at is None or len(self.lines) > 200:
+            return
+        row = self.lines.setdefault(f"{at}|{type(module).__name__}", {"at": at, "class": type(module).__name__, "count": 0, "steps": set(), "inside": None, "uids": set(), "module": None})
+        row["count"] += 1
+        if len(row["steps"]) < 1000:
+            row["steps"].add(step)
+        if row["inside"] is None:
+            frame = sys._getframe(3)
+            for _ in range(12):
+                owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+                if isinstance(owner, nn.Module) and owner is not module:
+                    row["inside"] = type(owner).__name__
+                    break
+                if frame.f_back is None:
+                    break
+                frame = frame.f_back
+
+    def write(self) -> None:
+        for row in self.lines.values():
+            if row["count"] >= 2:
+                self.session.fact("module-built-in-step", row["at"], count=row["count"], steps=len(row["steps"]), inside=row["inside"],
+                                  total_steps=self.session.step, **{"class": row["class"]})
+
+
+def install(session: Session, observer: Observer) -> None:
+    guard, registry = session.guard, session.registry
+    births = Births(session)
+    original_init = nn.Module.__init__
+
+    @functools.wraps(original_init)
+    def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        if guard.armed("module"):
+            try:
+                at = construction_line(self, 1)
+                registry.built(self, at)
+                if session.step and type(self).__name__ not in STATELESS:
+                    births.seen(self, at)
+            except Exception:
+                guard.failed("module")
+
+    nn.Module.__init__ = __init__  # type: ignore[method-assign]
+
+    original_setstate = nn.Module.__setstate__
+
+    @functools.wraps(original_setstate)
+    def __setstate__(self: nn.Module, state: Any) -> None:
+        original_setstate(self, state)
+        if guard.armed("module"):
+            try:
+                registry.built(self, user_line(1))
+            except Exception:
+                guard.failed("module")
+
+    nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
+
+    original_train = nn.Module.train
+    depth = [0]
+
+    @functools.wraps(original_train)
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        if depth[0] or not guard.armed("mode"):
+            return original_train(self, mode)
+        depth[0] = 1
+        try:
+            start = perf_counter()
+            try:
+                if session.writer is not None:
+                    observer.mode_call(self, bool(mode))
+                if not mode and observer.tracer.armed and any(isinstance(m, nn.MultiheadAttention) for m in self.modules()):
+                    observer.tracer.truncated = True
+                    observer.stop_trace()
+            except Exception:
+                guard.failed("mode")
+            session.own += perf_counter() - start
+            return original_train(self, mode)
+        finally:
+            depth[0] = 0
+
+    nn.Module.train = train  # type: ignore[method-assign]
+
+    original_load = nn.Module.load_state_dict
+
+    @functools.wraps(original_load)
+    def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        expected = None
+        if guard.armed("load"):
+            try:
+                expected = {name: tuple(t.shape) for name, t in self.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+            except Exception:
+                guard.failed("load")
+        result = original_load(self, state_dict, *args, **kwargs)
+        if expected is not None:
+            try:
+                _loaded(session, self, state_dict, expected, bool(kwargs.get("strict", args[0] if args else True)))
+            except Exception:
+                guard.failed("load")
+        return result
+
+    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+
+STATELESS = frozenset(("ReLU", "GELU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "L1Loss",
+                       "NLLLoss", "KLDivLoss", "SmoothL1Loss", "HuberLoss", "Dropout", "Flatten", "MaxPool2d", "AvgPool2d", "Upsample", "Identity",
+                       "SiLU", "LeakyReLU", "ELU", "Softplus", "AdaptiveAvgPool2d", "TripletMarginLoss", "CosineSimilarity", "Unfold", "Fold"))
+
+
+def _loaded(session: Session, module: nn.Module, state: Any, expected: dict[str, tuple[int, ...]], strict: bool) -> None:
+    given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
+    matched = [k for k in expected if k in given and given[k] == expected[k]]
+    missing = [k for k in expected if k not in given]
+    unexpected = [k for k in given if k not in expected]
+    wrong = [k for k in expected if k in given and given[k] != expected[k]]
+    numel = {name: t.numel() for name, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    for name, parameter in module.named_parameters():
+        if name in given:
+            session.registry.loaded.add(session.registry.uid(parameter))
+    session.fact("load-state-dict", user_line(3), root=session.registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
+                 missing=missing[:MAX_NAMES], missing_total=len(missing), unexpected=unexpected[:MAX_NAMES], unexpected_total=len(unexpected),
+                 shape_mismatch=wrong[:MAX_NAMES], matched_numel=sum(numel.get(k, 0) for k in matched), expected_numel=sum(numel.values()),
+                 **{"class": type(module).__name__})

@@ -1,0 +1,252 @@
+"""Records a few steps operation by operation: a TorchFunctionMode armed for those steps only.
+
+Armed only where it changes nothing: not under torch.compile, not while another function mode is active, not while a
+MultiheadAttention is in evaluation mode (its fast path looks at active modes). Tensors are remembered weakly.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from osler.core.trace import LEAF, OLD, PARAMETER, REQUIRES_GRAD, STALE_GRAPH
+from osler.watch.operands import figures
+from osler.watch.session import Session
+from osler.watch.where import is_user, shorten
+
+MAX_OPS = 6000
+MAX_SECONDS = 0.25
+GETTERS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))
+IGNORED = frozenset((
+    "size", "dim", "numel", "__len__", "stride", "is_floating_point", "is_complex", "__repr__", "__hash__", "__format__", "ndimension",
+    "nelement", "element_size", "is_contiguous", "get_device", "storage_offset", "untyped_storage", "storage", "data_ptr", "backward",
+    "register_hook", "retain_grad", "is_same_size", "has_names", "__deepcopy__", "__reduce_ex__", "is_signed", "is_conj", "is_neg",
+    "is_inference", "type_promotion", "result_type", "can_cast", "_is_view", "__dir__", "manual_seed", "is_tensor", "is_nonzero",
+    "broadcast_shapes", "set_printoptions", "get_default_dtype", "is_shared", "share_memory_", "is_pinned", "as_subclass",
+    "is_distributed", "dim_order", "__cuda_array_interface__", "module_load", "is_leaf", "zero_",
+))
+DUNDER = {"__getitem__": "getitem", "__setitem__": "setitem_", "__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow",
+          "__rpow__": "pow", "__ipow__": "pow_", "__rsub__": "sub", "__rtruediv__": "div", "__truediv__": "div", "__neg__": "neg",
+          "__add__": "add", "__radd__": "add", "__sub__": "sub", "__mul__": "mul", "__rmul__": "mul", "__div__": "div", "__rdiv__": "div",
+          "__iadd__": "add_", "__isub__": "sub_", "__imul__": "mul_", "__itruediv__": "div_", "__idiv__": "div_", "__eq__": "eq",
+          "__ne__": "ne", "__gt__": "gt", "__lt__": "lt", "__ge__": "ge", "__le__": "le", "__and__": "logical_and",
+          "__or__": "logical_or", "__invert__": "logical_not", "__floordiv__": "floor_divide", "__rfloordiv__": "floor_divide",
+          "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg", "absolute": "abs",
+          "greater": "gt", "less": "lt", "rsub": "sub"}
+POSITIONAL = {"softmax": (None, "dim"), "log_softmax": (None, "dim"), "dropout": (None, "p", "training", "inplace"), "cat": (None, "dim"),
+              "stack": (None, "dim"), "sum": (None, "dim"), "mean": (None, "dim"), "argmax": (None, "dim"), "max": (None, "dim"),
+              "transpose": (None, "dim0", "dim1"), "squeeze": (None, "dim"), "unsqueeze": (None, "dim"), "pow": (None, "exponent"),
+              "scaled_dot_product_attention": (None, None, None, "attn_mask", "dropout_p", "is_causal"),
+              "requires_grad_": (None, "requires_grad"), "clamp": (None, "min", "max"), "dropout1d": (None, "p", "training"),
+              "dropout2d": (None, "p", "training"), "alpha_dropout": (None, "p", "training"), "logsumexp": (None, "dim"),
+              "normalize": (None, "p", "dim"), "masked_fill": (None, None, "value"), "flip": (None, "dims")}
+
+
+def plain_name(func: Any) -> str | None:
+    """Name of an operation as traces write it; ``None`` for what is not recorded."""
+    name = getattr(func, "__name__", None)
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+        return name if name in GETTERS else None
+    if name is None or name in IGNORED or name in ("__set__", "__delete__"):
+        return None
+    return DUNDER.get(name, name)
+
+
+def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif depth and isinstance(value, list | tuple):
+            found.extend(tensors_in(value, depth - 1))
+        elif depth and isinstance(value, dict):
+            found.extend(tensors_in(value.values(), depth - 1))
+    return found
+
+
+class Tracer(TorchFunctionMode):
+    """One recorder, armed and disarmed many times; each stretch becomes one trace file."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.armed = False
+        self.paused = 0
+        self.count = 0
+        self.stack: list[int] = []
+        self.thread = 0
+        self.node_ops: list[tuple[int, int]] = []
+        self._names: dict[Any, str | None] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.ops: list[dict[str, Any]] = []
+        self.tensors: list[list[Any]] = []
+        self.files: dict[str, int] = {}
+        self._tids: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.node_ops = []
+        self.spent = 0.0
+        self.truncated = False
+        self.why = ""
+        self.first_step = 0
+        self.stack = []
+
+    # -- arming ------------------------------------------------------------------------------------------------
+
+    def arm(self, why: str) -> bool:
+        if self.armed or self.session.compiled:
+            return False
+        if not self._stack_is_free() or any(isinstance(m, nn.MultiheadAttention) and not m.training for m in self.session.registry.modules()):
+            self.session.about_self("trace-skipped", "another function mode is active, or attention is in evaluation mode")
+            return False
+        self._clear()
+        self.why, self.first_step, self.thread = why, self.session.step, threading.get_ident()
+        self.__enter__()
+        self.armed = True
+        return True
+
+    @staticmethod
+    def _stack_is_free() -> bool:
+        depth = torch._C._len_torch_function_stack()
+        if depth == 0:
+            return True
+        from torch.utils._device import DeviceContext
+        return depth == 1 and isinstance(torch._C._get_function_stack_at(0), DeviceContext)
+
+    def disarm(self) -> dict[str, Any] | None:
+        """Stop and return the trace; ``None`` when it cannot be stopped here (another mode lies on top) or is empty."""
+        if not self.armed or threading.get_ident() != self.thread:
+            return None
+        depth = torch._C._len_torch_function_stack()
+        if depth == 0 or torch._C._get_function_stack_at(depth - 1) is not self:
+            self.truncated = True
+            return None
+        self.__exit__(None, None, None)
+        self.armed = False
+        if not self.ops:
+            return None
+        trace = {"index": self.count, "why": self.why, "first_step": self.first_step, "last_step": self.session.step,
+                 "truncated": self.truncated, "files": list(self.files), "tensors": self.tensors, "ops": self.ops}
+        self.count += 1
+        self.ops, self.tensors, self._tids = [], [], {}
+        return trace
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.paused or self.truncated:
+            return func(*args, **(kwargs or {}))
+        try:
+            name = self._names[func]
+        except KeyError:
+            name = self._names[func] = plain_name(func)
+        except TypeError:
+            name = plain_name(func)
+        if name is None:
+            return func(*args, **(kwargs or {}))
+        start = perf_counter()
+        ins: list[int] | None = None
+        try:
+            ins = [self.tid(t, old=True) for t in tensors_in(args) + (tensors_in(kwargs.values()) if kwargs else [])]
+        except Exception:
+            self.session.guard.failed("trace")
+        spent = perf_counter() - start
+        out = func(*args, **(kwargs or {}))
+        if ins is not None:
+            start = perf_counter()
+            try:
+                self.record(name, ins, args, kwargs or {}, out)
+            except Exception:
+                self.session.guard.failed("trace")
+                self.truncated = True
+            spent += perf_counter() - start
+        self.spent += spent
+        self.session.own += spent
+        if self.spent > MAX_SECONDS or len(self.ops) > MAX_OPS:
+            self.truncated = True
+        return out
+
+    def tid(self, tensor: torch.Tensor, old: bool) -> int:
+        entry = self._tids.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        flags = OLD if old else 0
+        if tensor.requires_grad:
+            flags |= REQUIRES_GRAD
+            if tensor.is_leaf:
+                flags |= LEAF
+            elif old:
+                flags |= STALE_GRAPH
+        uid = self.session.registry.known_uid(tensor)
+        if isinstance(tensor, nn.Parameter):
+            flags |= PARAMETER
+            uid = self.session.registry.uid(tensor)
+        base = tensor._base if tensor._is_view() else None
+        number = len(self.tensors)
+        self.tensors.append([list(tensor.shape), str(tensor.dtype).removeprefix("torch."), flags, number, uid])
+        self._tids[id(tensor)] = (weakref.ref(tensor), number)
+        if base is not None and base is not tensor:
+            self.tensors[number][3] = self.tensors[self.tid(base, old=old)][3]
+        return number
+
+    def record(self, name: str, ins: list[int], args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        outs = [self.tid(t, old=False) for t in tensors_in((out,))]
+        if name == "setitem_" and ins:
+            outs = [ins[0]]
+        elif "out" in kwargs and ins:
+            outs = outs or [ins[-1]]
+        for tensor in tensors_in((out,)):
+            node = tensor.grad_fn
+            if node is not None:
+                self.node_ops.append((node._sequence_nr(), len(self.ops)))
+        named = dict(zip(POSITIONAL.get(name, ()), args, strict=False))
+        named.update(kwargs)
+        kw = {k: v for k, v in named.items() if isinstance(k, str) and (v is None or isinstance(v, bool | int | float | str))}
+        kw.update({k: list(v) for k, v in named.items() if isinstance(k, str) and isinstance(v, tuple | list) and v
+                   and all(isinstance(x, int) for x in v)})
+        if name == "dropout" and "training" not in named:
+            kw["training_default"] = True
+        op: dict[str, Any] = {"op": name, "m": self.stack[-1] if self.stack else -1, "in": ins, "out": outs, "s": self.session.step}
+        if kw:
+            op["kw"] = kw
+        if not torch.is_grad_enabled():
+            op["g"] = 0
+        values = figures(name, args, kwargs)
+        if values:
+            op["v"] = values
+        self._lines(op, sys._getframe(2))
+        self.ops.append(op)
+
+    def event(self, name: str, ins: Iterable[torch.Tensor] = (), outs: Iterable[torch.Tensor] = (), skip: int = 1, **kw: Any) -> None:
+        """A pseudo-operation of the loop: ``@backward``, ``@step``, ``@batch``."""
+        if not self.armed or self.truncated:
+            return
+        op: dict[str, Any] = {"op": name, "m": -1, "in": [self.tid(t, True) for t in ins], "out": [self.tid(t, True) for t in outs],
+                              "s": self.session.step, "kw": kw}
+        self._lines(op, sys._getframe(skip + 1))
+        self.ops.append(op)
+
+    def _lines(self, op: dict[str, Any], frame: FrameType | None) -> None:
+        found: list[list[Any]] = []
+        while frame is not None and len(found) < 7:
+            code = frame.f_code
+            if is_user(code):
+                file = shorten(code.co_filename)
+                number = self.files.setdefault(file, len(self.files))
+                found.append([number, frame.f_lineno, code.co_name])
+                self.session.keep_source(file)
+            frame = frame.f_back
+        if found:
+            op["at"] = found[0]
+            if len(found) > 1:
+                op["up"] = found[1:]
