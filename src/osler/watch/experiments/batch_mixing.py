@@ -28,14 +28,18 @@ def batch_mixing(subject: Subject, layout: Layout, batch: Batch, random: bool) -
         raise Unclear("two passes with the same random state differ")
     if not batch.judged:
         raise Unclear("no output has an axis that counts the samples")
-    effect, index, mixed = _others(batch)
+    effect, index, mixed, own = _others(batch)
     row: dict[str, Any] = {
         "root": subject.capture.root_id, "samples": batch.n, "mixed": mixed, "effect": figure(effect), "axis": layout.axis, "axis_by": layout.by,
-        "square_input": layout.graph, "square_output": any(batch.judged.values()), "order": None, **describe(None, subject)}
+        "square_input": layout.graph, "square_output": any(batch.judged.values()), "order": None, "inside": False,
+        **describe(None, subject)}
     if mixed and layout.ambiguous and not _other_axis_mixes(subject, layout):
         row |= {"unclear": True, "why": "the input may be time-first: along its second axis nothing mixes"}
     if mixed:
         row |= describe(_first_mixing(batch, index), subject)
+    elif not own and (op := _first_mixing(batch, index)) is not None:
+        # Not even the changed sample's own output moved: samples may mix in values that never reach the output.
+        row |= {"inside": True, **describe(op, subject)}
     elif not random:
         order = torch.arange(batch.n).roll(1)
         row["order"], op = _order(batch, order)
@@ -47,9 +51,10 @@ def _tolerance(tensor: torch.Tensor, usual: float) -> float:
     return HALF_EFFECT if tensor.dtype in (torch.float16, torch.bfloat16) else usual
 
 
-def _others(batch: Batch) -> tuple[float, int, bool]:
-    """Largest effect on other samples over a change of one in the middle and of the first; that one; whether it counts."""
-    best = (0.0, 0, False)
+def _others(batch: Batch) -> tuple[float, int, bool, bool]:
+    """Largest effect on other samples over a change of one in the middle and of the first; that one; whether it counts; whether
+    anything changed at all."""
+    best, own = (0.0, 0, False), False
     # A recurrence along the batch only reaches the samples after the changed one, so the last one would show nothing.
     for index in dict.fromkeys((batch.n // 2, 0)):
         after = batch.subject.run(batch.changed(index))
@@ -57,12 +62,13 @@ def _others(batch: Batch) -> tuple[float, int, bool]:
         for path in batch.judged:
             if path not in after or after[path].shape != batch.base[path].shape:
                 continue
+            own = own or not torch.equal(after[path], batch.base[path])
             effect, _ = foreign_effect(batch.base[path], after[path], batch.n, allowed)
             if effect > best[0]:
                 best = (effect, index, effect > _tolerance(after[path], EFFECT))
         if best[2]:
             break
-    return best
+    return *best, own
 
 
 def _other_axis_mixes(subject: Subject, layout: Layout) -> bool:
