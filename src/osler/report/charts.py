@@ -14,7 +14,7 @@ from typing import Any
 from osler.report import words
 
 STYLE = {"train_loss": ("--train", ""), "validation_loss": ("--validation", "dashed"), "train_accuracy": ("--train", ""),
-         "validation_accuracy": ("--validation", "dashed")}
+         "validation_accuracy": ("--validation", "dashed"), "data_wait": ("--validation", "dashed")}
 SIZE = 1000
 
 
@@ -69,8 +69,7 @@ def curve(series: dict[str, Any], names: Sequence[str], *, title: str, span: Seq
           height: str = "9rem") -> str:
     """One plot of some series over steps, with the steps of a finding shaded and its threshold drawn."""
     curves = [series[n] for n in names]
-    first = min(c["x"][0] for c in curves)
-    last = max(max(c["end"][-1], c["nonfinite"]["first_step"] or 0) for c in curves)
+    first, last = reach(curves)
     width = max(1, last - first)
     rise = scale(curves, threshold)
     shapes = [f'<line class="grid" x1="0" x2="{SIZE}" y1="{down(rise(t))}" y2="{down(rise(t))}"/>' for t in rise.ticks()]
@@ -88,6 +87,7 @@ def curve(series: dict[str, Any], names: Sequence[str], *, title: str, span: Seq
     lost = min((c["nonfinite"]["first_step"] for c in curves if c["nonfinite"]["count"]), default=None)
     if lost is not None:
         x = (lost - first) / width
+        shapes.append(f'<rect class="span" x="{SIZE * x:.1f}" y="0" width="{SIZE * (1 - x):.1f}" height="{SIZE}"/>')
         shapes.append(f'<line class="lost" x1="{SIZE * x:.1f}" x2="{SIZE * x:.1f}" y1="0" y2="{SIZE}"/>')
         labels.append(f'<span class="tag at{" left" if x > .5 else ""}" style="left:{100 * x:.1f}%">not finite from step {lost}</span>')
     told = "; ".join(f"{c['label']} from {words.figure(c['first'])} to {words.figure(c['last'])}, "
@@ -97,6 +97,12 @@ def curve(series: dict[str, Any], names: Sequence[str], *, title: str, span: Seq
             f'<div class="plot" style="--h:{height}" tabindex="0" role="img" aria-label="{escape(label)}" data-series="{" ".join(names)}" '
             f'data-first="{first}" data-last="{last}"><svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" aria-hidden="true">'
             f'{"".join(shapes)}</svg>{"".join(labels)}<span class="cursor"></span></div></figure>')
+
+
+def reach(curves: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """First and last step, those whose value was not finite included."""
+    steps = [s for c in curves for s in (c["x"][0], c["end"][-1], c["nonfinite"]["first_step"], c["nonfinite"]["last_step"]) if s is not None]
+    return min(steps), max(steps)
 
 
 def keys(names: Sequence[str], curves: Sequence[dict[str, Any]]) -> str:

@@ -63,8 +63,8 @@ def layers(column: str, finding: Finding, window: Window) -> dict[str, Any] | No
 
 
 def gauge(item: Evidence) -> dict[str, Any] | None:
-    """A value beside the threshold it crossed."""
+    """A value beside the threshold it crossed; a threshold of zero is no measure of anything."""
     value, threshold = item.value, item.threshold
-    if value is None or threshold is None or not math.isfinite(value) or not math.isfinite(threshold) or value == threshold:
+    if value is None or threshold is None or not math.isfinite(value) or not math.isfinite(threshold) or threshold <= 0 or value < 0:
         return None
     return {"kind": "gauge", "value": value, "threshold": threshold, "caption": item.text}

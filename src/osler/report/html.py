@@ -133,9 +133,11 @@ def effects(f: dict[str, Any], model: dict[str, Any]) -> str:
     rows = [g for g in model["findings"] if g["explained_by"] == f["cause"]]
     if not rows or next(g for g in model["findings"] if g["cause"] == f["cause"]) is not f:
         return ""
-    items = "".join(f'<li><span class="mono">{escape(g["cause"])}</span>: {prose(g["title"])}'
-                    f'{tag("span", "why", escape(g["why_folded"] or ""))}</li>' for g in rows)
-    return f'<div class="effects"><h3>Follows from it</h3><ul>{items}</ul></div>'
+    reasons: dict[str, list[str]] = {}
+    for g in rows:
+        reasons.setdefault(g["why_folded"] or "", []).append(f'<li><span class="mono">{escape(g["cause"])}</span>: {prose(g["title"])}</li>')
+    listed = "".join(f'{tag("p", "why", escape(why[:1].upper() + why[1:]))}<ul>{"".join(items)}</ul>' for why, items in reasons.items())
+    return f'<div class="effects"><h3>Follows from it</h3>{listed}</div>'
 
 
 def page(cause: str) -> str:
@@ -159,9 +161,7 @@ def timeline(model: dict[str, Any]) -> str:
 
 def strips(model: dict[str, Any], names: list[str]) -> str:
     """For each finding that has one, the steps it spans."""
-    curves = [model["series"][n] for n in names]
-    first = min(c["x"][0] for c in curves)
-    last = max(max(c["end"][-1], c["nonfinite"]["first_step"] or 0) for c in curves)
+    first, last = charts.reach([model["series"][n] for n in names])
     rows = []
     own = [f for f in model["findings"] if f["explained_by"] is None]
     for i, f in enumerate(own[:STRIPS], 1):

@@ -86,7 +86,8 @@ def pack(spec: Spec, x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> di
             "min": rounded(kept_y[p].min() for p in parts), "mean": rounded(kept_y[p].mean() for p in parts),
             "max": rounded(kept_y[p].max() for p in parts),
             "first": number(kept_y[0]) if len(kept_y) else None, "last": number(kept_y[-1]) if len(kept_y) else None,
-            "nonfinite": {"count": len(lost), "first_step": int(lost[0]) if len(lost) else None}}
+            "nonfinite": {"count": len(lost), "first_step": int(lost[0]) if len(lost) else None,
+                          "last_step": int(lost[-1]) if len(lost) else None}}
 
 
 def number(value: float) -> float:
