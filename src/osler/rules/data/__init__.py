@@ -1,0 +1,1 @@
+"""Data: rows lost, unmixed, or shared between training and validation."""

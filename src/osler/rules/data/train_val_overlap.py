@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from osler.core.facts import Fact, Location
+from osler.core.finding import Evidence, Finding, NotChecked, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.loaders import (
+    SAYS_TRAIN,
+    SAYS_VALIDATION,
+    TRAIN,
+    VALIDATION,
+    dataset_argument,
+    dataset_line,
+    loader_name,
+    loaders,
+    roles,
+)
+from osler.rules.script import around, below_function, bound, calls, origin, root, targets, tree, words
+
+TRAIN_MASK = re.compile(r"^(train|tr)_?(mask|idx|index|indices|nodes|rows|ids)$", re.I)
+OTHER_MASK = re.compile(r"^(va|val|valid|te|test)_?(mask|idx|index|indices|nodes|rows|ids)$", re.I)
+
+
+@rule("train-val-overlap", "data")
+def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_rows: int = 5, sigmas: float = 4.0) -> Iterator[Finding | NotChecked]:
+    """The same rows are trained on and validated on.
+
+    **What it is.** Training and validation share rows: an index mistake, a split that is drawn twice with different random
+    numbers, a validation loader over the training set, or a loss over all nodes of a graph.
+
+    **How it is seen.** Fingerprints of the input values of each row: a share of the validation rows also came out of the training
+    loader. Rows of few distinct values meet by chance; the share of training rows with a twin inside the training set tells how
+    often, and only what exceeds it (by `share` and `sigmas` standard errors) counts; above `harmful` it is harmful. Or in the
+    text: a training mask exists and has no part in the training loss, which runs over all rows.
+
+    **Why it matters.** The validation figure measures memory.
+
+    **What to do.** Split once, with a fixed seed, into disjoint indices; remove duplicates before splitting.
+
+    **When this is wrong.** A loader that measures accuracy on the training set on purpose; it is recognised by its name.
+
+    **Source.** Handbook A §22 (exact content); lightning issue 9865.
+    """
+    rows = window.stream("rows")
+    role, known = roles(window), loaders(window)
+    training = [i for i, r in role.items() if r == TRAIN and (rows["loader"] == i).any()]
+    judging = [i for i, r in role.items() if r == VALIDATION and (rows["loader"] == i).any() and i in known]
+    if not training or not judging:
+        found = whole_graph(window)
+        if found is not None:
+            yield found
+        else:
+            yield NotChecked("train-val-overlap", "row fingerprints of a training and a validation loader are needed")
+        return
+    parts = [one_pass(rows, i) for i in training]
+    seen = np.unique(np.concatenate([rows[rows["loader"] == i]["hash"] for i in training]))
+    chance = max(twins(p["hash"]) for p, i in zip(parts, training, strict=True)) if not any(
+        redrawn(known.get(i)) for i in training) else max(twins(one_pass(rows, i)["hash"]) for i in judging)
+    for index in judging:
+        own = one_pass(rows, index)
+        hit = np.isin(own["hash"], seen)
+        overlap, n = float(hit.mean()), len(own)
+        excess = overlap - chance
+        error = sigmas * float(np.sqrt(max(chance * (1 - chance), 1e-4) / n))
+        copies = oversampled(parts[0], own)
+        if int(hit.sum()) < min_rows or (excess < max(share, error) and copies is None):
+            continue
+        verdict = meant(window, known, index, training)
+        if verdict == "train":
+            continue
+        at = split_line(window, known[index])
+        yield Finding(
+            "train-val-overlap", "certain" if verdict == "validation" or overlap < 0.98 else "suspected",
+            "note" if verdict == "unknown" and overlap > 0.98 else "harmful" if excess >= harmful or copies is not None else "note",
+            f"{int(hit.sum())} of {n} validation rows ({overlap:.0%}) are also training rows" + (", copies made before the split" if copies is not None else ""),
+            "Split once into disjoint indices (seeded generator, before copying or oversampling rows) and build both sets from them.",
+            Where.at(at, also=(str(known[index].at),) if known[index].at is not None and known[index].at != at else ()),
+            evidence=(Evidence(f"{int(hit.sum())} of {n} validation rows have the fingerprint of a training row; by chance {chance:.1%} would "
+                               f"(training rows with a twin of their own)", "rows/hash", overlap, chance + max(share, error), n),
+                      *((Evidence(f"{copies[1]:.0%} of the repeated training rows have label {copies[0]}", "rows/label", copies[1], 0.9, len(parts[0])),)
+                        if copies is not None else ())))
+        return
+
+
+def one_pass(rows: np.ndarray, loader: int) -> np.ndarray:
+    """Rows of the longest recorded pass of a loader."""
+    own = rows[rows["loader"] == loader]
+    passes, counts = np.unique(own["pass_"], return_counts=True)
+    chosen: np.ndarray = own[own["pass_"] == passes[int(np.argmax(counts))]]
+    return chosen
+
+
+def twins(hashes: npt.NDArray[np.uint64]) -> float:
+    """Share of rows that have an equal row in the same pass."""
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    return float((counts[inverse] > 1).mean()) if len(hashes) else 0.0
+
+
+def redrawn(loader: Fact | None) -> bool:
+    """The sampler may draw a row twice in a pass."""
+    return loader is not None and bool(re.search("weighted|replacement|infinite", str(loader.get("sampler") or ""), re.I))
+
+
+def oversampled(train: np.ndarray, val: np.ndarray) -> tuple[int, float] | None:
+    """(label, share) when nearly all repeated training rows carry one label that is not that common in validation: copies of a minority."""
+    _, inverse, counts = np.unique(train["hash"], return_inverse=True, return_counts=True)
+    repeated = train["label"][counts[inverse] > 1]
+    if len(repeated) < 20 or (repeated < 0).any() or len(np.unique(train["label"])) < 2:
+        return None
+    labels, n = np.unique(repeated, return_counts=True)
+    top = int(labels[int(np.argmax(n))])
+    share = float(n.max() / n.sum())
+    rest = train["label"] != top
+    clean = float((counts[inverse] > 1)[rest].mean()) < 0.02 if rest.any() else False
+    return (top, share) if share > 0.95 and clean and np.isin(val["hash"], train["hash"]).mean() > 0.02 else None
+
+
+def meant(window: Window, known: dict[int, Fact], index: int, training: list[int]) -> str:
+    """What the script calls this loader: ``train`` when it measures the training set on purpose."""
+    name = loader_name(window, known[index])
+    data = root(dataset_argument(window, known[index])) or ""
+    if SAYS_TRAIN.search(name):
+        return "train"
+    if SAYS_VALIDATION.search(name):
+        return "validation"
+    same = any(root(dataset_argument(window, known[t])) == data != "" for t in training if t in known)
+    return "train" if same and SAYS_TRAIN.search(data) else "unknown" if same else "validation" if SAYS_VALIDATION.search(data) else "unknown"
+
+
+def split_line(window: Window, loader: Fact) -> Location | None:
+    """A call that splits, in the statement that made the set or right above; else that statement."""
+    at = dataset_line(window, loader)
+    module = tree(window, at.file) if at is not None else None
+    splits = [c.lineno for c in calls(module, "random_split", "train_test_split", "randperm", "permutation", "split")]
+    near = [n for n in splits if at is not None and 0 <= at.line - n <= 3]
+    return Location(at.file, max(near)) if at is not None and near else at
+
+
+def whole_graph(window: Window) -> Finding | None:
+    """A training mask is defined and used, but not on the way to the training loss."""
+    for criterion in window.facts("criterion"):
+        at = criterion.at
+        if at is None or criterion.get("phase") not in (0, "train"):
+            continue
+        module, statements = tree(window, at.file), below_function(around(window, at))
+        if module is None or not statements:
+            continue
+        names = bound(module)
+        mask = next((n for n in sorted(names) if TRAIN_MASK.match(n)), None)
+        if mask is None or not any(OTHER_MASK.match(n) for n in names):
+            continue
+        flow, queue = set(), set(words(statements[-1]))
+        scope = [s for s in ast.walk(module) if isinstance(s, ast.stmt) and targets(s)]
+        for _ in range(6):
+            flow |= queue
+            queue = {w for s in scope if targets(s) & flow and not isinstance(s, ast.For) for w in words(s)} - flow
+        if mask in flow or any(origin(window, at, w) is None and TRAIN_MASK.match(w) for w in flow):
+            continue
+        n = ((criterion.get("input") or {}).get("shape") or [0])[0]
+        return Finding(
+            "train-val-overlap", "suspected", "harmful", f"The training loss runs over all {n} rows; {mask} has no part in it",
+            f"Index outputs and targets with {mask} in the loss.", Where.at(at),
+            evidence=(Evidence(f"{mask} is defined next to masks for validation, and nothing that flows into the loss at line {at.line} uses it", "source",
+                               None, None, int(criterion.get("calls") or 1)),))
+    return None

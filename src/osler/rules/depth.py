@@ -1,0 +1,45 @@
+"""Gradients along the depth of the network: root-mean-square gradient per weight, one row per sampled step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from osler.core.window import Window
+from osler.rules.curve import matrices, parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``rms`` [samples, layers] is NaN where a layer was not sampled; layers are in order of registration."""
+
+    steps: npt.NDArray[np.int64]
+    uids: tuple[int, ...]
+    rms: npt.NDArray[np.float64]
+
+    def ends(self, rms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Median of the first third of the layers over that of the last third, per sample (NaN where an end is missing)."""
+        third = max(1, len(self.uids) // 3)
+        rows = [r for r in rms if np.isfinite(r[:third]).any() and np.isfinite(r[-third:]).any()]
+        pairs = [(float(np.nanmedian(r[:third])), float(np.nanmedian(r[-third:]))) for r in rows]
+        found = np.array([a / b for a, b in pairs if b > 0])
+        return found if len(found) else np.array([np.nan])
+
+
+def profile(window: Window) -> Profile | None:
+    """Of the root with the most weight matrices; matrices that never got a gradient are left out."""
+    rows, known = window.layers, parameters(window)
+    uids = matrices(window)
+    rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0) & np.isin(rows["param"], uids)]
+    if not len(rows):
+        return None
+    uids = [u for u in uids if (rows["param"] == u).any()]
+    size = {u: float(np.prod([int(n) for n in known[u].get("shape") or (1,)])) for u in uids}
+    steps = np.unique(rows["step"])
+    rms = np.full((len(steps), len(uids)), np.nan)
+    column = {u: i for i, u in enumerate(uids)}
+    for row in rows:
+        rms[np.searchsorted(steps, row["step"]), column[int(row["param"])]] = float(row["grad_norm"]) / size[int(row["param"])] ** 0.5
+    return Profile(steps.astype(np.int64), tuple(uids), rms)

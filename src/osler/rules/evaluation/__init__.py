@@ -1,0 +1,1 @@
+"""Evaluation: figures that do not mean what they seem to."""

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from osler.core.facts import Location
+from osler.core.finding import Evidence, Finding, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.script import LOOPS, call_name, calls, constant, targets, tree, words
+
+LOWER = re.compile(r"(^|_)(loss\w*|err|error|mse|rmse|mae|nll|ppl|perplexity|vl|vloss|deviance)($|_|\d)", re.I)
+HIGHER = re.compile(r"(^|_)(acc|accuracy|auc|auroc|f1|iou|miou|map|dice|r2|ndcg|bleu|recall|precision|hits?|psnr|ssim)($|_|\d)", re.I)
+BEST = re.compile(r"best|min_|max_|lowest|highest|record", re.I)
+TRAINING = re.compile(r"(^|_)(tr|trn|train|training|running)($|_)", re.I)
+VALIDATING = re.compile(r"(^|_)(v|va|val|valid|validation|dev|test|vl|eval)($|_|loss|acc)", re.I)
+
+
+@rule("early-stop-misconfigured", "evaluation")
+def check(window: Window, *, still_falling: float = 0.1, hasty: int = 3) -> Iterator[Finding]:
+    """Early stopping or best-checkpoint selection follows the wrong direction, metric or patience.
+
+    **What it is.** The branch that keeps the "best" model takes larger losses (or smaller accuracies) for better, starts from
+    a value that nothing can beat, keeps a reference instead of a copy, counts bad epochs without ever starting anew, or
+    gives up while validation still improves.
+
+    **How it is seen.** In the text of the script: the comparison of a metric with its best value whose branch assigns that
+    value; `mode` and `monitor` of a callback; the counter that is compared with the patience. Patience itself is judged by
+    the validation losses: the run ended before its last epoch with a patience of `hasty` or less while the loss had just
+    fallen by `still_falling`.
+
+    **Why it matters.** The worst or an arbitrary model is kept, or training ends after a few epochs.
+
+    **What to do.** Lower is better for losses, higher for accuracies; copy the state; reset the counter at each improvement.
+
+    **When this is wrong.** A variable called "loss" that holds a gain.
+
+    **Source.** Handbook A §17 (patience); PyTorch forum threads on `state_dict` references.
+    """
+    for file in {f.at.file for f in window.all_facts if f.at is not None}:
+        module = tree(window, file)
+        if module is None:
+            continue
+        found = [x for x in (*branches(window, file, module), *callbacks(file, module), *hasty_stop(window, file, module, still_falling, hasty)) if x]
+        for line, certainty, severity, title, fix, evidence in found[:1]:
+            yield Finding("early-stop-misconfigured", certainty, severity, title, fix, Where.at(Location(file, line)), evidence=(evidence,))
+
+
+Claim = tuple[int, str, str, str, str, Evidence]
+
+
+def branches(window: Window, file: str, module: ast.Module) -> Iterator[Claim]:
+    """The ``if metric < best: best = metric`` of the script, checked for direction, start value, copies and counter."""
+    for loop in (n for n in ast.walk(module) if isinstance(n, LOOPS)):
+        for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
+            pair = improvement(test)
+            if pair is None:
+                continue
+            metric, best, smaller = pair
+            lower, higher = bool(LOWER.search(metric)), bool(HIGHER.search(metric))
+            if lower != higher and smaller == higher:
+                yield (test.lineno, "certain", "harmful", f"{metric} counts as better when it is {'smaller' if smaller else 'larger'}",
+                       f"Turn the comparison round: {'lower' if lower else 'higher'} is better for {metric}.",
+                       evidence(f"`{ast.unparse(test.test)}` assigns {best}"))
+            first = constant(window, file, ast.Name(best), loop.lineno)
+            beaten = isinstance(first, int | float) and ((smaller and first <= 0 and lower and positive(window)) or (not smaller and higher and first >= 1))
+            if beaten and (not smaller or first <= 0):
+                yield (start_line(module, best, loop.lineno) or test.lineno, "certain", "harmful",
+                       f"{best} starts at {first}, which {metric} can never beat", f"Start {best} at {'inf' if smaller else '-inf'}.",
+                       evidence(f"`{ast.unparse(test.test)}` with {best} = {first}"))
+            for s in ast.walk(test):
+                if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call) and call_name(s.value) == "state_dict" and restored(module, targets(s)):
+                    yield (s.lineno, "certain", "harmful", "The best state is kept as a reference, so it changes with every later step",
+                           "Copy it: copy.deepcopy(model.state_dict()).", evidence(f"`{ast.unparse(s)}`, loaded again later"))
+            yield from counter(loop, test, metric)
+            if TRAINING.search(metric) and any(VALIDATING.search(w) for w in words(loop)) and keeps(test):
+                yield (test.lineno, "suspected", "harmful", f"The best model is chosen by {metric}, a figure of the training rows",
+                       "Choose by the validation figure.", evidence(f"`{ast.unparse(test.test)}` while a validation figure exists"))
+
+
+def improvement(test: ast.If) -> tuple[str, str, bool] | None:
+    """(metric, best, smaller is better) of a comparison whose branch assigns the best value."""
+    compare = next((n for n in ast.walk(test.test) if isinstance(n, ast.Compare) and len(n.ops) == 1), None)
+    if compare is None or not isinstance(compare.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return None
+    sides = [sorted(words(side)) for side in (compare.left, compare.comparators[0])]
+    assigned = {t: s for s in test.body for t in targets(s)}
+    for i, side in enumerate(sides):
+        best = next((w for w in side if w in assigned and BEST.search(w)), None)
+        known = sorted(w for w in sides[1 - i] if best and not BEST.search(w) and w in words(assigned[best]))
+        metric = next((w for w in known if LOWER.search(w) or HIGHER.search(w)), known[0] if known else None)
+        if best and metric:
+            less = isinstance(compare.ops[0], ast.Lt | ast.LtE)
+            return metric, best, less if i == 1 else not less
+    return None
+
+
+def evidence(text: str) -> Evidence:
+    return Evidence(text, "source", None, None, 1)
+
+
+def positive(window: Window) -> bool:
+    values = window.calls["value"][np.isfinite(window.calls["value"])]
+    return bool(len(values) and (values > 0).all())
+
+
+def start_line(module: ast.Module, name: str, before: int) -> int | None:
+    return max((n.lineno for n in ast.walk(module) if isinstance(n, ast.stmt) and name in targets(n) and n.lineno < before), default=None)
+
+
+def restored(module: ast.Module, names: set[str]) -> bool:
+    return any(names & {ast.unparse(a) for a in c.args} for c in calls(module, "load_state_dict"))
+
+
+def keeps(test: ast.If) -> bool:
+    return any(call_name(c) in ("state_dict", "save", "deepcopy") for c in calls(test))
+
+
+def counter(loop: ast.stmt, test: ast.If, metric: str) -> Iterator[Claim]:
+    """A count of bad epochs that ends the run and is never set back."""
+    for stop in (n for n in ast.walk(loop) if isinstance(n, ast.If) and any(isinstance(b, ast.Break) for b in n.body)):
+        for name in words(stop.test):
+            grows = any(isinstance(n, ast.AugAssign) and name in targets(n) for s in test.orelse for n in ast.walk(s))
+            reset = any(isinstance(n, ast.Assign) and name in targets(n) for n in ast.walk(loop))
+            if grows and not reset:
+                yield (test.lineno, "certain", "harmful", f"{name} counts every epoch without improvement and is never set back",
+                       f"Set {name} = 0 where {metric} improves.", evidence(f"`{ast.unparse(stop.test)}` ends the run; {name} only grows"))
+
+
+def callbacks(file: str, module: ast.Module) -> Iterator[Claim]:
+    """EarlyStopping and ModelCheckpoint with a mode that contradicts the monitored figure."""
+    for call in calls(module):
+        if not re.search(r"EarlyStop|ModelCheckpoint", call_name(call)):
+            continue
+        given = {str(k.arg): str(k.value.value) for k in call.keywords if isinstance(k.value, ast.Constant)}
+        monitor = given.get("monitor") or next((str(a.value) for a in call.args if isinstance(a, ast.Constant)), "")
+        mode = given.get("mode", "min" if "Stop" in call_name(call) and "monitor" in given else None)
+        lower, higher = bool(LOWER.search(str(monitor))), bool(HIGHER.search(str(monitor)))
+        if lower != higher and ((lower and mode == "max") or (higher and mode == "min")):
+            yield (call.lineno, "certain", "harmful", f"{call_name(call)} watches {monitor} with mode {mode!r}",
+                   f"Use mode={'min' if lower else 'max'!r} for {monitor}.", evidence(f"`{ast.unparse(call)}`"))
+
+
+def hasty_stop(window: Window, file: str, module: ast.Module, still_falling: float, hasty: int) -> Iterator[Claim]:
+    """The run broke off with a small patience while the validation loss was still falling."""
+    rows = window.calls[(window.calls["phase"] == 1) & np.isfinite(window.calls["value"])]
+    epochs = [float(rows["value"][rows["step"] == s].mean()) for s in np.unique(rows["step"])]
+    if not window.final or len(epochs) < 3 or min(epochs) <= 0:
+        return
+    for loop in (n for n in ast.walk(module) if isinstance(n, ast.For) and isinstance(n.iter, ast.Call) and call_name(n.iter) == "range"):
+        planned = constant(window, file, loop.iter.args[-1 if len(loop.iter.args) == 1 else 1]) if isinstance(loop.iter, ast.Call) and loop.iter.args else None
+        for stop in (n for n in ast.walk(loop) if isinstance(n, ast.If) and any(isinstance(b, ast.Break) for b in n.body)):
+            limit = next((c for n in ast.walk(stop.test) if isinstance(n, ast.Compare)
+                          for c in [constant(window, file, n.comparators[0], stop.lineno)] if isinstance(c, int)), None)
+            third = max(1, len(epochs) // 3)
+            fall = 1 - min(epochs[-third:]) / min(epochs[:-third])
+            if limit is not None and 0 <= limit <= hasty and isinstance(planned, int) and len(epochs) < 0.7 * planned and fall > still_falling:
+                yield (stop.lineno, "measured", "harmful", f"Stopped after {len(epochs)} of {planned} epochs while validation loss was still falling",
+                       "Raise the patience and compare with the best value, not the previous one.",
+                       Evidence(f"the best validation loss of the last {third} epochs lies {fall:.0%} below the best before; patience {limit}",
+                                "calls", fall, still_falling, len(epochs)))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from osler.core.facts import Location
+from osler.core.finding import Evidence, Finding, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.script import around, below_function, call_name, calls, evaluation_block, function_around, words
+
+SIZED = re.compile(r"^(len|size|shape|numel|sum|batch_size|bs|n|count|num_\w*|n_\w*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What averaging per-batch means costs in one quantity, over several evaluations."""
+
+    name: str
+    plain: float
+    weighted: float
+    passes: int
+    sizes: tuple[int, ...]
+
+    @property
+    def difference(self) -> float:
+        return self.plain - self.weighted
+
+    @property
+    def relative(self) -> float:
+        return abs(self.difference) / max(abs(self.weighted), 1e-12)
+
+
+@rule("metric-unequal-batches", "evaluation")
+def check(window: Window, *, relative: float = 0.05, absolute: float = 0.01, unequal: float = 0.5) -> Iterator[Finding]:
+    """The validation figure is a mean of per-batch means over unequal batches.
+
+    **What it is.** Each batch contributes its mean with the same weight, but the last batch is much smaller, so its rows
+    count several times as much as all others.
+
+    **How it is seen.** The validation batches are unequal (smallest below `unequal` times the largest), the code sums
+    per-batch means and divides by the number of batches, and the figure so made differs from the row-weighted one by
+    `relative` (loss) or `absolute` (accuracy), in the median over evaluations. Without the code's agreement, or below these
+    effects, this is a note or nothing.
+
+    **Why it matters.** One odd batch moves the figure that chooses the model.
+
+    **What to do.** Multiply by the batch size and divide by the number of rows, or sum correct answers.
+
+    **When this is wrong.** Where batches, not rows, are the unit on purpose (one query per batch).
+
+    **Source.** torchmetrics documentation, "mean of means".
+    """
+    seen: set[tuple[str, int]] = set()
+    for phase in window.facts("phase"):
+        if phase.get("kind") != "validation" or phase.at is None:
+            continue
+        block = evaluation_block(window, phase.at)
+        adds = accumulation(window, phase.at, block)
+        if adds is None or (phase.at.file, adds[0].lineno) in seen:
+            continue
+        seen.add((phase.at.file, adds[0].lineno))
+        for bias in biases(window, unequal):
+            matters = abs(bias.difference) >= absolute if bias.name == "accuracy" else bias.relative >= relative
+            if not matters:
+                continue
+            at = Location(phase.at.file, adds[0].lineno)
+            yield Finding(
+                "metric-unequal-batches", "measured", "harmful",
+                f"Mean of batch means gives a validation {bias.name} of {bias.plain:.4g}; weighted by rows it is {bias.weighted:.4g}",
+                "Weight each batch by its number of rows (total += value * len(x); divide by the number of rows).",
+                Where.at(at, also=(f"{phase.at.file}:{adds[1].lineno}",) if adds[1].lineno != adds[0].lineno else ()),
+                evidence=(Evidence(f"batches of {max(bias.sizes)} and {min(bias.sizes)} rows count alike; off by {bias.difference:+.3g} "
+                                   f"(median over {bias.passes} evaluations)", "calls", bias.difference,
+                                   absolute if bias.name == "accuracy" else relative, bias.passes),))
+            return
+        sizes = loader_sizes(window, unequal)
+        if sizes and not biases(window, unequal):
+            yield Finding(
+                "metric-unequal-batches", "suspected", "harmful" if min(sizes) * 8 <= max(sizes) and len(sizes) <= 4 else "note",
+                f"A mean of batch means over batches of {max(sizes)} and {min(sizes)} rows",
+                "Weight each batch by its number of rows, or sum correct answers and divide by the number of rows.",
+                Where.at(Location(phase.at.file, adds[0].lineno)),
+                evidence=(Evidence(f"the last of {len(sizes)} validation batches holds {min(sizes)} rows and counts as much as one of {max(sizes)}: "
+                                   f"{max(sizes) / min(sizes):.3g} times its share", "batches", max(sizes) / min(sizes), None, len(sizes)),))
+            return
+
+
+def biases(window: Window, unequal: float) -> list[Bias]:
+    """Plain against row-weighted means of loss and accuracy of the validation calls, per evaluation (calls between two steps)."""
+    rows = window.calls
+    rows = rows[(rows["phase"] == 1) & (rows["batch"] > 0)]
+    found = []
+    for criterion in np.unique(rows["criterion"]):
+        own = rows[rows["criterion"] == criterion]
+        for name, column in (("accuracy", "accuracy"), ("loss", "value")):
+            pairs: list[tuple[float, float]] = []
+            sizes: tuple[int, ...] = ()
+            for step in np.unique(own["step"]):
+                part = own[(own["step"] == step) & np.isfinite(own[column])]
+                if len(part) > 1 and part["batch"].min() <= unequal * part["batch"].max():
+                    values, size = part[column].astype(float), part["batch"].astype(float)
+                    pairs.append((float(values.mean()), float((values * size).sum() / size.sum())))
+                    sizes = tuple(int(s) for s in part["batch"])
+            if pairs:
+                plain, weighted = np.array(pairs).T
+                middle = int(np.argsort(plain - weighted)[len(pairs) // 2])
+                found.append(Bias(name, float(plain[middle]), float(weighted[middle]), len(pairs), sizes))
+    return found
+
+
+def loader_sizes(window: Window, unequal: float) -> tuple[int, ...]:
+    """Batch sizes of the newest validation pass whose batches are unequal."""
+    rows = window.stream("batches")
+    for phase in reversed(window.facts("phase")):
+        own = rows[rows["loader"] == phase.get("loader", -1)] if isinstance(phase.get("loader"), int) else rows[:0]
+        if len(own):
+            part = own[own["pass_"] == own["pass_"].max()]["size"]
+            if len(part) > 1 and 0 < part.min() <= unequal * part.max():
+                return tuple(int(s) for s in part)
+    return ()
+
+
+def accumulation(window: Window, at: Location, block: ast.stmt | None) -> tuple[ast.stmt, ast.expr] | None:
+    """The statement that adds up per-batch means and the division by the number of batches; ``None`` if rows are weighted."""
+    loops = [s for s in ast.walk(block) if isinstance(s, ast.For)] if block is not None else []
+    loop = next((s for s in loops if s.lineno <= at.line <= (s.end_lineno or 0)), None)
+    scope = function_around(around(window, at)) or next(iter(below_function(around(window, at))), None)
+    if loop is None or scope is None:
+        return None
+    divides = [n for n in ast.walk(scope) if isinstance(n, ast.expr) and by_count(n, loop)]
+    if not divides:
+        return None
+    for s in ast.walk(loop):
+        value = s.value if isinstance(s, ast.AugAssign) and isinstance(s.op, ast.Add) else None
+        if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and call_name(s.value) == "append" and s.value.args:
+            value = s.value.args[0]
+        if value is None or not isinstance(s, ast.stmt) or isinstance(value, ast.Constant):
+            continue
+        weighted = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) and any(SIZED.match(w) for w in words(n)) for n in ast.walk(value))
+        summed = any(call_name(c) in ("sum", "len", "numel", "size") for c in calls(value)) and not any(
+            isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div) for n in ast.walk(value)) and not list(calls(value, "mean"))
+        reduced = any(k.arg == "reduction" and isinstance(k.value, ast.Constant) and k.value.value != "mean" for c in calls(value) for k in c.keywords)
+        total = s.target if isinstance(s, ast.AugAssign) else s.value.func if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) else None
+        names = words(total) if total is not None else set()
+        used = [d for d in divides if names & words(d) - {"append"}]
+        if not weighted and not summed and not reduced and used:
+            return s, used[0]
+    return None
+
+
+def by_count(node: ast.AST, loop: ast.For) -> bool:
+    """A division by the number of batches, or the mean of a list."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        lens = [c for c in calls(node.right, "len") if c.args]
+        iterated = words(loop.iter) - {"enumerate", "tqdm"}
+        lists = [c for c in lens if words(c.args[0]) <= words(node.left)]
+        counters = {t.id for s in loop.body if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name) and isinstance(s.value, ast.Constant)
+                    and s.value.value == 1 for t in [s.target]}
+        return any(words(c.args[0]) & iterated and "dataset" not in words(c.args[0]) for c in lens) or bool(lists) or \
+            (isinstance(node.right, ast.Name) and node.right.id in counters)
+    return isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average") and len(node.args) == 1 and isinstance(node.args[0], ast.Name)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from osler.core.facts import Fact, Location
+from osler.core.finding import Evidence, Finding, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.loaders import TRAIN, VALIDATION, dataset_line, loaders, roles
+from osler.rules.script import (
+    call_name,
+    calls,
+    evaluation_block,
+    function_named,
+    repeats_same_input,
+    training_functions,
+    tree,
+    words,
+)
+
+AUGMENTS = re.compile(r"augment|jitter|flip|crop|mixup|cutmix|cutout|distort|perturb|rotate|random_?(erase|affine|shift)|transform", re.I)
+DRAWS = re.compile(r"^(rand|randn|randint|rand_like|randn_like|random|normal|uniform|bernoulli|randrange|choice|shuffle|beta|permutation|randperm)$")
+
+
+@rule("val-augmented", "evaluation")
+def check(window: Window) -> Iterator[Finding]:
+    """Random augmentation also acts on validation.
+
+    **What it is.** Validation rows pass through the random transforms that are meant for training: two validations of one
+    model give different figures, and both are too low.
+
+    **How it is seen.** Two passes over a validation loader served the same labels but other input values (fingerprints of
+    all rows), and the training loader does the same. Without loaders: the evaluating code calls a function that draws random
+    numbers and is named after an augmentation, and training calls it too.
+
+    **Why it matters.** The figure is noisy and pessimistic; early stopping and model choice follow the noise.
+
+    **What to do.** Build the validation set with deterministic transforms only. After `random_split` both parts share one
+    data set and one transform: split indices first, then make two data sets.
+
+    **When this is wrong.** Tasks whose input is random by definition (denoising) and test-time augmentation, which is
+    recognised by several passes or calls within one evaluation.
+
+    **Source.** pytorch/vision discussions on `random_split` with transforms.
+    """
+    known, role = loaders(window), roles(window)
+    for index, passes in by_loader(window).items():
+        if role.get(index) != VALIDATION or index not in known:
+            continue
+        rows = {f.get("row_set") for f in passes}
+        labels = {f.get("label_hash") for f in passes}
+        sizes = {f.get("rows") for f in passes}
+        apart = {f.step for f in passes}
+        if len(rows) < 2 or len(labels) != 1 or None in labels or len(sizes) != 1 or len(apart) < len(passes):
+            continue
+        also_train = any(role.get(i) == TRAIN and len({f.get("row_set") for f in p}) > 1 for i, p in by_loader(window).items())
+        says = augments(window, known[index])
+        at = dataset_line(window, known[index])
+        yield Finding(
+            "val-augmented", "measured", "harmful" if also_train and says else "note",
+            f"The validation inputs change from pass to pass: {len(rows)} different versions in {len(passes)} passes",
+            "Build the validation data set without random transforms (its own data set object, not a part of the augmented one).",
+            Where.at(at, also=(str(known[index].at),) if known[index].at and str(known[index].at) != str(at) else ()),
+            evidence=(Evidence(f"{len(passes)} passes over the same {passes[0].get('rows')} rows (equal labels): {len(rows)} different "
+                               "fingerprints of their inputs", "loader-pass", float(len(rows)), 1.0, len(passes)),))
+        return
+    yield from by_text(window)
+
+
+def by_loader(window: Window) -> dict[int, list[Fact]]:
+    found: dict[int, list[Fact]] = {}
+    for f in window.facts("loader-pass"):
+        if f.get("row_set") is not None and isinstance(f.get("loader"), int):
+            found.setdefault(int(f["loader"]), []).append(f)
+    return found
+
+
+def augments(window: Window, loader: Fact) -> bool:
+    """Whether the text of the data set's file speaks of augmentation or its ``__getitem__`` draws random numbers."""
+    text = window.sources.get(loader.at.file, "") if loader.at is not None else ""
+    return bool(AUGMENTS.search(text))
+
+
+def draws(node: ast.AST) -> bool:
+    return any(DRAWS.match(call_name(c)) for c in calls(node))
+
+
+def by_text(window: Window) -> Iterator[Finding]:
+    seen: set[int] = set()
+    for phase in window.facts("phase"):
+        at = phase.at
+        if phase.get("kind") != "validation" or at is None or at.line in seen:
+            continue
+        seen.add(at.line)
+        block, module = evaluation_block(window, at), tree(window, at.file)
+        if block is None or module is None or repeats_same_input(window, at):
+            continue
+        training = training_functions(window, at.file)
+        inside = {id(c) for c in calls(block)}
+        for call in calls(block):
+            name = call_name(call)
+            function = function_named(window, at.file, name) if AUGMENTS.search(name) else None
+            elsewhere = any(id(c) not in inside for c in calls(module, name))
+            flagged = any(k.arg in ("train", "training", "augment") for k in call.keywords) or "training" in words(function or call)
+            if function is None or not draws(function) or not elsewhere or flagged or function.name in training:
+                continue
+            yield Finding(
+                "val-augmented", "suspected", "harmful", f"The evaluating code passes its inputs through {name}(), which draws random numbers",
+                f"Leave {name}() out of the evaluation.", Where.at(Location(at.file, call.lineno), also=(f"{at.file}:{function.lineno}",)),
+                first_step=phase.get("first_step"),
+                evidence=(Evidence(f"{name}() (line {function.lineno}) is called on the way to the model in training and in validation",
+                                   "phase", None, None, 1),))
+            return

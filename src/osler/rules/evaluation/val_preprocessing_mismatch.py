@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from osler.core.facts import Fact, Location
+from osler.core.finding import Evidence, Finding, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.loaders import TRAIN, VALIDATION, batch_figures, dataset_line, loaders, roles
+from osler.rules.script import around, calls, origin, repeats_same_input, root
+
+
+@rule("val-preprocessing-mismatch", "evaluation")
+def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: float = 6.0) -> Iterator[Finding]:
+    """Validation inputs are prepared differently from training inputs.
+
+    **What it is.** A normalisation, scaling or channel order that training inputs get is missing (or different) for the
+    validation inputs, or the reverse.
+
+    **How it is seen.** Mean and standard deviation of the input batches of both loaders: the scales differ by `ratio` or
+    the means by `shift` standard deviations, and by more than `spreads` times their scatter from batch to batch. Without
+    loaders the inputs of the model itself are compared, with twice the margin, and only if validation loss is worse too.
+
+    **Why it matters.** The model is judged on inputs of a kind it was never trained on; the true figure is better.
+
+    **What to do.** Give both sides the same deterministic preprocessing, with constants fitted on the training rows.
+
+    **When this is wrong.** A deliberate shift of domain between the two sets.
+
+    **Source.** RT-DETR issue 312.
+    """
+    found = by_loader(window, ratio, shift, spreads) or by_input(window, 2 * ratio, 2 * shift)
+    if found is not None:
+        yield found
+
+
+def differ(a: tuple[float, float], b: tuple[float, float], ratio: float, shift: float) -> bool:
+    """Whether two (mean, std) pairs are of different scale or place."""
+    if min(a[1], b[1]) <= 1e-12 or not all(map(math.isfinite, (*a, *b))):
+        return False
+    return not 1 / ratio < a[1] / b[1] < ratio or abs(a[0] - b[0]) > shift * max(a[1], b[1])
+
+
+def worse(window: Window, margin: float = 1.3) -> bool | None:
+    """Whether validation loss lies above training loss; ``None`` where one of them was not seen."""
+    calls_ = window.calls
+    calls_ = calls_[np.isfinite(calls_["value"])]
+    train, val = calls_[calls_["phase"] == 0], calls_[calls_["phase"] == 1]
+    if not len(val):
+        return None
+    after = train[train["step"] >= val["step"].min() - 50]
+    if not len(after):
+        return None
+    a, b = float(np.median(after["value"])), float(np.median(val["value"]))
+    return b > margin * a if a > 0 else b > a
+
+
+def finding(at: Location | None, also: Location | None, train: tuple[float, float], val: tuple[float, float], samples: int, what: str) -> Finding:
+    factor = max(train[1] / val[1], val[1] / train[1])
+    return Finding(
+        "val-preprocessing-mismatch", "measured", "harmful",
+        f"Validation inputs have mean {val[0]:.3g} and std {val[1]:.3g}, training inputs {train[0]:.3g} and {train[1]:.3g}",
+        "Apply the same preprocessing to validation as to training (same transform, constants fitted on training rows).",
+        Where.at(at, also=(str(also),) if also is not None and str(also) != str(at) else ()),
+        evidence=(Evidence(f"{what}: standard deviations differ by a factor of {factor:.3g}, means by "
+                           f"{abs(train[0] - val[0]) / max(train[1], val[1]):.2g} standard deviations", "input", factor, None, samples),),
+        treatment="normalise-inputs")
+
+
+def by_loader(window: Window, ratio: float, shift: float, spreads: float) -> Finding | None:
+    known, role = loaders(window), roles(window)
+    sides = {i: batch_figures(window, i) for i in role}
+    for v in (i for i, r in role.items() if r == VALIDATION and len(sides[i][0])):
+        trained = [i for i, r in role.items() if r == TRAIN and len(sides[i][0])]
+        if not trained or worse(window) is False:
+            return None
+        gaps = []
+        for t in trained:
+            train, val = ((float(np.median(m)), float(np.median(s))) for m, s in (sides[t], sides[v]))
+            scatter = [float(np.std(x)) if len(x) > 1 else 0.0 for x in (*sides[t], *sides[v])]
+            real = abs(train[0] - val[0]) > spreads * max(scatter[0], scatter[2]) or abs(train[1] - val[1]) > spreads * max(scatter[1], scatter[3])
+            gaps.append((differ(train, val, ratio, shift) and real, train, val))
+        if v in known and all(g[0] for g in gaps):
+            _, train, val = gaps[0]
+            return finding(dataset_line(window, known[v]), known[v].at, train, val, len(sides[trained[0]][0]) + len(sides[v][0]),
+                           "inputs as served by the two loaders")
+    return None
+
+
+def by_input(window: Window, ratio: float, shift: float) -> Finding | None:
+    """Inputs of the model itself: one batch of each side, hence the wide margin and the look at the loss."""
+    sides: dict[object, dict[str, list[Fact]]] = {}
+    for f in window.facts("input"):
+        sides.setdefault(f.get("root"), {}).setdefault(TRAIN if f.get("phase") in (0, TRAIN) else VALIDATION, []).append(f)
+    for both in sides.values():
+        train, val = both.get(TRAIN), both.get(VALIDATION)
+        if not train or not val or "int" in str(val[0].get("dtype")) or not worse(window, 1.5):
+            continue
+        a, b = figures(train), figures(val)
+        at = next((p.at for p in window.facts("phase") if p.get("kind") == "validation" and p.at is not None), val[0].at)
+        same = list(train[0].get("shape") or ())[1:] == list(val[0].get("shape") or ())[1:]
+        if same and at is not None and differ(a, b, ratio, shift) and not repeats_same_input(window, at):
+            return finding(prepared(window, at), at, a, b, len(train) + len(val), "inputs of the model in a training step and in validation")
+    return None
+
+
+def figures(facts: list[Fact]) -> tuple[float, float]:
+    return (float(np.median([f.get("mean") or 0.0 for f in facts])), float(np.median([f.get("std") or 0.0 for f in facts])))
+
+
+def prepared(window: Window, at: Location) -> Location:
+    """Where the argument of the evaluating call was made."""
+    statements = around(window, at)
+    for call in calls(statements[-1] if statements else None):
+        name = root(call.args[0]) if call.args and call.lineno == at.line else None
+        found = origin(window, at, name) if name else None
+        if found is not None:
+            return Location(at.file, found.lineno)
+    return at

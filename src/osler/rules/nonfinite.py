@@ -1,0 +1,90 @@
+"""The facts ``nonfinite`` of a run, sorted out: which of them lost it, and which figures speak for themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from osler.core.facts import Fact
+from osler.core.finding import Evidence
+from osler.core.window import Window
+
+FORWARD = ("loss", "output")
+SPREAD = ("loss", "gradient", "parameter", "output")
+
+
+def facts(window: Window) -> list[Fact]:
+    """In time order, without gradients that a GradScaler found and skipped (they are its daily work)."""
+    scaled = bool(window.facts("scaler"))
+    return [f for f in window.facts("nonfinite") if not (scaled and f.get("what") == "gradient")]
+
+
+def first(window: Window, *whats: str) -> Fact | None:
+    return next((f for f in facts(window) if f.get("what") in whats), None)
+
+
+def lost(window: Window) -> bool:
+    """Whether the weights are gone or the loss stayed non-finite to the end."""
+    if any(f.get("what") == "parameter" for f in facts(window)):
+        return True
+    loss = window.steps["loss"]
+    return bool(len(loss) and not np.isfinite(loss[-max(3, len(loss) // 10):]).any() and first(window, *SPREAD))
+
+
+def severity(window: Window) -> str:
+    return "fatal" if lost(window) else "harmful"
+
+
+def number(raw: Any) -> float | None:
+    """A figure of an operand; infinities may come as text."""
+    try:
+        return float(raw)
+    except (TypeError, ValueError):
+        return None
+
+
+def operand(fact: Fact) -> dict[str, Any]:
+    raw = fact.get("operand")
+    return raw if isinstance(raw, dict) else {}
+
+
+def describe(fact: Fact) -> str:
+    """Operand and place as text."""
+    o = operand(fact)
+    parts = []
+    if o.get("zeros"):
+        parts.append(f"{o['zeros']} of {o.get('numel', 'its')} elements are exactly 0")
+    if o.get("negative"):
+        parts.append(f"{o['negative']} are negative")
+    low, high = number(o.get("min")), number(o.get("max"))
+    if low is not None and high is not None:
+        parts.append(f"range {low:.3g} to {high:.3g}")
+    text = f"{str(fact.get('op') or 'operation').removesuffix('Backward0')}"
+    return text + (f": its operand has shape {tuple(o.get('shape') or ())}, " + ", ".join(parts) if parts else "")
+
+
+def evidence(fact: Fact) -> Evidence:
+    o = operand(fact)
+    value = number(o.get("zeros") if o.get("zeros") is not None else o.get("min"))
+    return Evidence(f"step {fact.step}: {fact.get('what')} is {fact.get('value', 'non-finite')}; {describe(fact)}", "nonfinite", value, 0.0,
+                    int(number(o.get("numel")) or 1))
+
+
+def sure(fact: Fact) -> str:
+    """``certain`` when the operand itself proves it."""
+    o = operand(fact)
+    return "certain" if o.get("zeros") or o.get("negative") or o.get("nonfinite") else "measured"
+
+
+def growing(fact: Fact | None, window: Window, factor: float = 10.0) -> float | None:
+    """How far the finite loss rose before it was lost, relative to its start; ``None`` if it did not reach ``factor``."""
+    recent = [x for x in map(number, (fact.get("recent_losses") or []) if fact is not None else []) if x is not None and math.isfinite(x)]
+    loss = window.steps["loss"].astype(float)
+    seen = [*loss[np.isfinite(loss)].tolist(), *recent]
+    if len(seen) < 2:
+        return None
+    start = abs(float(np.median(seen[: max(1, min(3, len(seen) // 2))])))
+    top = max(abs(x) for x in seen[1:])
+    return top / start if start > 0 and top > factor * start else None

@@ -1,0 +1,1 @@
+"""Numerics: non-finite values, the operation that made them and its operand."""

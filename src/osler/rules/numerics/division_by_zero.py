@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from osler.core.finding import Finding, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules import nonfinite
+
+
+@rule("division-by-zero", "numerics")
+def check(window: Window) -> Iterator[Finding]:
+    """A division by zero in the forward pass.
+
+    **What it is.** A denominator is exactly 0: an empty mask in a Dice loss, a norm or standard deviation of identical
+    values, a count of selected rows that is 0, a negative power of 0, `rsqrt(0)`.
+
+    **How it is seen.** At the first non-finite loss the divisor saved in the graph holds exact zeros while it is finite
+    otherwise.
+
+    **Why it matters.** 0/0 is NaN; one row of it turns the mean, and then all weights, into NaN.
+
+    **What to do.** Add eps to the denominator (and to the numerator where 0/0 should be 1), in float32: `(a + eps) / (b + eps)`;
+    `x * torch.rsqrt(var + eps)`; `sum / count.clamp(min=1)`. 1e-8 vanishes in float16.
+
+    **When this is wrong.** A quotient whose non-finite elements are masked before they reach the loss is not reported.
+
+    **Source.** Handbook A §23; MONAI issue 120.
+    """
+    for fact in nonfinite.facts(window):
+        if fact.get("op_kind") != "division-by-zero" or fact.get("what") not in nonfinite.FORWARD:
+            continue
+        o = nonfinite.operand(fact)
+        op = str(fact.get("op") or "")
+        root = op.startswith(("Rsqrt", "Reciprocal", "Pow"))
+        yield Finding(
+            "division-by-zero", nonfinite.sure(fact), nonfinite.severity(window),
+            f"Division by zero: {o.get('zeros') or o.get('nonfinite') or 'some'} of {o.get('numel', 'the')} "
+            f"{'results' if root and not o.get('zeros') else 'divisor elements'}",
+            "Add eps inside, before the root or power: rsqrt(var + 1e-5) in float32." if root else
+            "Add a smoothing constant to the denominator in float32 (and to the numerator where 0/0 should be 1), or clamp a count at 1.",
+            Where.at(fact.at, module=fact.get("module")), first_step=fact.step, last_step=fact.step, evidence=(nonfinite.evidence(fact),))
+        return

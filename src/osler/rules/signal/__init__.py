@@ -1,0 +1,1 @@
+"""Signal: initialisation, gradients along the depth, units that died."""
