@@ -6,12 +6,63 @@ A rule file under ``osler/rules/`` that is not imported here does not exist; a t
 from __future__ import annotations
 
 import difflib
+import re
 
 from osler.core.errors import UsageError
 from osler.core.rule import Rule
 from osler.diagnose.meanings import BY_GROUP, GROUP, MEANINGS
+from osler.rules.data import (
+    drop_last_data_loss,
+    no_shuffle_sorted,
+    train_val_overlap,
+)
+from osler.rules.evaluation import (
+    early_stop_misconfigured,
+    eval_mode_missing,
+    metric_unequal_batches,
+    train_mode_not_restored,
+    val_augmented,
+    val_preprocessing_mismatch,
+)
+from osler.rules.numerics import (
+    division_by_zero,
+    infeasible_target,
+    log_of_zero,
+    loss_nan,
+    nonfinite_input,
+    singular_gradient,
+)
+from osler.rules.optimization import (
+    loss_diverged,
+    loss_plateau,
+    lr_too_high,
+    lr_too_low,
+)
+from osler.rules.signal import (
+    bad_init,
+    dead_units,
+    exploding_gradients,
+    vanishing_gradients,
+)
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (
+    # numerics
+    division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
+    singular_gradient.check,
+    # data
+    drop_last_data_loss.check, no_shuffle_sorted.check, train_val_overlap.check,
+    # evaluation
+    early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check,
+    train_mode_not_restored.check, val_augmented.check, val_preprocessing_mismatch.check,
+    # optimization
+    loss_diverged.check, loss_plateau.check, lr_too_high.check, lr_too_low.check,
+    # signal
+    bad_init.check, dead_units.check, exploding_gradients.check, vanishing_gradients.check,
+)
+
+
+SECTIONS = ("What it is", "How it is seen", "Why it matters", "What to do", "When this is wrong", "Source")
+HEAD = re.compile(rf"\n*^(?:\*\*)?({'|'.join(SECTIONS)})[.:](?:\*\*)?\s+(\S)", re.MULTILINE)
 
 
 def rule_for(cause: str) -> Rule | None:
@@ -41,6 +92,11 @@ def meaning(cause: str) -> str:
     return found.text.split("\n\n")[0].replace("\n", " ").rstrip(".") if found else ""
 
 
+def text(rule: Rule) -> str:
+    """The docstring with every section as a paragraph of its own, whether it is written ``What it is:`` or ``**What it is.**``."""
+    return HEAD.sub(lambda m: f"\n\n**{m.group(1)}.** {m.group(2).upper()}", rule.text).strip()
+
+
 def explain(cause: str) -> str:
     """The page of a cause as Markdown.
 
@@ -54,4 +110,4 @@ def explain(cause: str) -> str:
         return f"# {cause}\n\n{MEANINGS[cause].capitalize()}.\n\nGroup: {GROUP[cause]}. There is no rule yet that looks for it.\n"
     options = "".join(f"| `{name}` | `{default!r}` |\n" for name, default in found.options.items())
     table = f"\n**Options**\n\n| option | default |\n|---|---|\n{options}" if options else ""
-    return f"# {found.cause}\n\n{found.text}\n\nGroup: {found.group}. Status: {found.status}.\n{table}"
+    return f"# {found.cause}\n\n{text(found)}\n\nGroup: {found.group}. Status: {found.status}.\n{table}"

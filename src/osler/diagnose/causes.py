@@ -26,7 +26,7 @@ class Edge:
 
 
 def _edges(firm: bool, *rows: tuple[str, tuple[str, ...], str]) -> tuple[Edge, ...]:
-    return tuple(Edge(cause, effect, reason, firm) for cause, effects, reason in rows for effect in effects)
+    return tuple(Edge(cause, effect, reason, firm) for cause, effects, reason in rows for effect in effects if effect != cause)
 
 
 FACTS: tuple[Edge, ...] = _edges(

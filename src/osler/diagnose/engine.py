@@ -62,9 +62,8 @@ def diagnose(window: Window, config: Config | None = None, rules: Sequence[Rule]
     suppressions = Suppressions(config, window.sources)
     missing += [*general(window), *suppressions.mistakes()]
     shown, hidden = suppressions.split(unique(raw))
-    shown, followers = drop_followers(causes.fold(shown), hidden)
-    return Verdict(tuple(rank(shown)), tuple(dict.fromkeys(missing)), tuple(rank([*hidden, *followers])), overhead(window),
-                   tuple(checked))
+    shown, hidden = drop_followers(shown, hidden)
+    return Verdict(tuple(rank(shown)), tuple(dict.fromkeys(missing)), tuple(rank(hidden)), overhead(window), tuple(checked))
 
 
 def run(rule: Rule, window: Window, options: Mapping[str, Any]) -> list[Finding | NotChecked]:
@@ -98,12 +97,19 @@ def join(first: Finding, second: Finding) -> Finding:
 
 
 def drop_followers(shown: Sequence[Finding], hidden: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Whoever suppresses a cause does not want its statistics either; certain or fatal findings stay."""
-    followers = [f for f in shown if f.explained_by is None and f.certainty != "certain" and f.severity != "fatal"
-                 and any(causes.may_explain(h, f) for h in hidden)]
-    gone = {f.cause for f in followers}
-    kept = [f for f in shown if f not in followers and f.explained_by not in gone]
-    return kept, [f for f in shown if f not in kept]
+    """Folds what is shown, and hides what only a hidden finding explains.
+
+    Whoever suppresses a cause does not want to see its statistics either; certain or fatal findings stay.
+    """
+    shown, hidden = list(shown), list(hidden)
+    while True:
+        folded = causes.fold(shown)
+        gone = [i for i, f in enumerate(folded) if f.explained_by is None and f.certainty != "certain" and f.severity != "fatal"
+                and any(causes.may_explain(h, f) for h in hidden)]
+        if not gone:
+            return folded, hidden
+        hidden += [shown[i] for i in gone]
+        shown = [f for i, f in enumerate(shown) if i not in gone]
 
 
 def general(window: Window) -> list[NotChecked]:
