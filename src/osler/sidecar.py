@@ -58,7 +58,7 @@ def follow(args: argparse.Namespace) -> int:
         follower.last_word()
     except Exception:
         follower.trouble("the final diagnosis failed")
-    window = next(iter(follower.windows.values()), Window())
+    window = follower.primary or Window()
     crashed, orderly = window.last("exception") is not None, window.last("exit") is not None
     supervisor.finish_run(follower, options, str(run.get("name") or "this process"), {
         "code": 1 if crashed else 0 if orderly else None, "signal": None, "seconds": round(time.monotonic() - started, 3),

@@ -54,25 +54,20 @@ def conclude(follower: Follower, options: Options, end: End, subject: str) -> bo
     return any(reaches(f["severity"], options.fail_on) for f in model["findings"])
 
 
-def build(follower: Follower, end: End, subject: str) -> Model:
+def build(follower: Follower, end: End | None, subject: str) -> Model:
     """The view model of the first rank with everything found on any rank; of nothing, where nothing was seen."""
     from osler.diagnose.engine import Verdict
     from osler.report import model
-
-    if not follower.windows or follower.verdict is None:
-        run = read_run(follower.directory)
-        verdict = follower.verdict or Verdict(not_checked=(NotChecked("all", nothing_seen(follower.directory, subject)),))
-        return model.build(follower.windows.get(0, Window(run=run, end=end)), verdict)
-    window = next(iter(follower.windows.values()))
-    if len(follower.windows) > 1:
-        window = replace(window, run={**window.run, "ranks": len(follower.windows)})
-    return model.build(window if window.end is not None else replace(window, end=end), follower.verdict)
-
-
-def read_run(directory: Path) -> dict[str, Any]:
     from osler.store.files import read_json
 
-    return read_json(directory / "run.json") or {}
+    window = follower.primary
+    if window is None:
+        nothing = NotChecked("all", nothing_seen(follower.directory, subject))
+        return model.build(Window(run=read_json(follower.directory / "run.json") or {}, end=end), Verdict(not_checked=(nothing,)))
+    verdict = follower.verdict or Verdict(not_checked=(NotChecked("all", "the diagnosis failed, see osler.log"),))
+    ranks = len({rank for rank, _ in follower.windows})
+    run = {**window.run, "ranks": ranks} if ranks > 1 else window.run
+    return model.build(replace(window, run=run, end=window.end or end), verdict)
 
 
 def nothing_seen(directory: Path, subject: str) -> str:

@@ -13,6 +13,7 @@ HELP = "say what a cause is, how it is seen and what to do"
 def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser("explain", help=HELP)
     parser.add_argument("cause", nargs="?", metavar="CAUSE", help="id of a cause; without one, all are listed")
+    parser.add_argument("--list", action="store_true", dest="everything", help="list all causes")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colours on the terminal (default: auto)")
     parser.set_defaults(main=main)
 
@@ -20,7 +21,7 @@ def add_parser(verbs: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     from osler.diagnose import catalogue
 
-    if args.cause is None:
+    if args.cause is None or args.everything:
         print(listing(), end="")
         return 0
     page = catalogue.explain(args.cause)

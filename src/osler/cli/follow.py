@@ -10,6 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,15 @@ class Follower:
     """``tick`` often; ``last_word`` once, when the process is over.
 
     Attributes:
-        windows: newest window by rank.
-        verdict: newest verdict over all ranks, ``None`` before the first.
+        windows: newest window by rank and attempt; a later process of the same rank (a script run twice, an elastic
+            restart) is a further attempt.
+        verdict: newest verdict over all of them, ``None`` before the first.
     """
 
     def __init__(self, directory: Path, overrides: Mapping[str, Any], start: Path, tell: Callable[[str], None]) -> None:
         self.directory = directory
-        self.windows: dict[int, Window] = {}
+        self.windows: dict[tuple[int, int], Window] = {}
+        self._verdicts: dict[tuple[int, int], tuple[Any, Verdict]] = {}
         self.verdict: Verdict | None = None
         self._overrides = overrides
         self._start = start
@@ -84,6 +87,12 @@ class Follower:
         """The final diagnosis of every rank, with how the process ended. Raises what the engine raises."""
         self._look()
 
+    @property
+    def primary(self) -> Window | None:
+        """The window that a report is about: of the lowest rank the latest attempt."""
+        first = min((rank for rank, _ in self.windows), default=None)
+        return self.windows[max(process for process in self.windows if process[0] == first)] if first is not None else None
+
     def trouble(self, text: str) -> None:
         """Keep the traceback in ``osler.log`` and say one line, the first time. Call it inside ``except``."""
         first = not (self.directory / "osler.log").exists()
@@ -114,10 +123,17 @@ class Follower:
             self._config = self._configure()
         if self._reader is None:
             self._reader = RunReader(self.directory)
+        sizes = self._measure()
         self._reader.refresh()
-        self.windows = {rank: self._reader.window(rank) for rank in sorted(self._reader.ranks())}
+        self.windows = {(rank, attempt): self._reader.window(rank, attempt)
+                        for rank in self._reader.ranks() for attempt in range(1, self._reader.attempts(rank) + 1)}
+        for (rank, attempt), window in self.windows.items():
+            folder = os.sep + f"rank-{rank:04d}" + (f".attempt-{attempt}" if attempt > 1 else "") + os.sep
+            state = (window.final, {path: size for path, size in sizes.items() if folder in path})
+            if self._verdicts.get((rank, attempt), (None,))[0] != state:  # a process long over is not judged again
+                self._verdicts[rank, attempt] = (state, engine.diagnose(window, self._config))
         if self.windows:
-            self.verdict = merged({rank: engine.diagnose(w, self._config) for rank, w in self.windows.items()})
+            self.verdict = merged({process: self._verdicts[process][1] for process in self.windows})
 
     def _configure(self) -> Any:
         from osler.core.errors import UsageError
@@ -139,30 +155,35 @@ class Follower:
         return fresh
 
 
-def merged(verdicts: Mapping[int, Verdict]) -> Verdict:
-    """One verdict over all ranks; what several of them share says which."""
-    from dataclasses import replace
-
+def merged(verdicts: Mapping[tuple[int, int], Verdict]) -> Verdict:
+    """One verdict over all processes, by rank and attempt; where there are several ranks, a finding says which show it."""
     from osler.diagnose import engine
 
     if len(verdicts) == 1:
         return next(iter(verdicts.values()))
-    places: dict[Any, list[int]] = {}
-    for rank, verdict in verdicts.items():
+    whole = engine.merge([verdicts[process] for process in sorted(verdicts)])
+    total = len({rank for rank, _ in verdicts})
+    if total == 1:
+        return whole
+    places: dict[Any, set[int]] = {}
+    for (rank, _), verdict in verdicts.items():
         for finding in verdict.findings:
-            places.setdefault(finding.key, []).append(rank)
+            places.setdefault(finding.key, set()).add(rank)
 
     def tell_ranks(finding: Finding) -> Finding:
-        ranks = places.get(finding.key, [])
-        if len(ranks) == len(verdicts) or not ranks:
-            text = f"seen on all {len(verdicts)} ranks"
-        else:
-            text = f"seen on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {len(verdicts)}"
-        where = replace(finding.where, rank=min(ranks)) if ranks and finding.where.rank is None else finding.where
-        return finding.replace(where=where, evidence=(*finding.evidence, Evidence(text, samples=len(verdicts))))
+        ranks = sorted(places.get(finding.key, ()))
+        if not ranks:
+            return finding
+        names = f"all {total} ranks" if len(ranks) == total else f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} of {total}"
+        where = finding.where if finding.where.rank is not None else replace(finding.where, rank=ranks[0])
+        return finding.replace(where=where, evidence=(*finding.evidence, Evidence(f"seen on {names}", samples=total)))
 
-    whole = engine.merge(list(verdicts.values()))
     return replace(whole, findings=tuple(map(tell_ranks, whole.findings)))
+
+
+def listed(numbers: list[int]) -> str:
+    """``0, 1, 5``, cut where it gets long."""
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 def reaches(severity: str, threshold: str | None) -> bool:

@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         kind, _, words = message.partition(": ")
         if kind == "unrecognized arguments":
             first = words.split()[0].partition("=")[0]
-            near = difflib.get_close_matches(first, self._option_string_actions, n=1)
+            near = difflib.get_close_matches(first, self._option_string_actions, n=1, cutoff=0.7)
             message = f"{self.prog} has no option {first}." + (f" Did you mean {near[0]}?" if near else "")
         raise UsageError(f"{message.removesuffix('.')}{'' if message.endswith('?') else '.'} Try: {self.prog} --help")
 

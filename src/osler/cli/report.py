@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         config.load(start, chosen)
     follower.last_word()
     raw = files.read_json(directory / "end.json") or {}
-    end = End(raw.get("code"), raw.get("signal"), raw.get("seconds"), bool(raw.get("out_of_memory")))
+    end = End(raw.get("code"), raw.get("signal"), raw.get("seconds"), bool(raw.get("out_of_memory"))) if raw else None
     model = conclude.build(follower, end, Path(script).name if isinstance(script, str) else "the command")
     write(args, model)
     if any(f["severity"] in LOUD for f in model["findings"]):
