@@ -19,7 +19,8 @@ STYLES = {"fatal": "bold red", "harmful": "bold red", "wasteful": "yellow", "not
 WIDEST = 104
 REASONS = 5
 """Lines on what was not checked; the report has them all."""
-TRAILING = re.compile(r"[ \t]+((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
+TRAILING = re.compile(r"(?:\x1b\[[0-9;]*m|[ \t])+$", re.MULTILINE)
+ASCII = str.maketrans({"–": "-", "…": "...", "→": "->", "·": "-", "×": "x", "’": "'", "“": '"', "”": '"', "≤": "<=", "≥": ">="})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,12 @@ def render(model: dict[str, Any], stream: IO[str], color: str = "auto", width: i
     screen = Screen(glyphs, min(console.width, WIDEST), color=console.color_system is not None)
     with console.capture() as capture:
         for part in screen.parts(model, link):
-            console.print(part if glyphs is RICH else plain(part), width=screen.width)
-    stream.write(TRAILING.sub(r"\1", capture.get()))
+            console.print(part, width=screen.width)
+    text = TRAILING.sub(lambda m: m.group().replace(" ", ""), capture.get())
+    if glyphs is PLAIN:
+        coding = console.encoding or "ascii"
+        text = text.translate(ASCII).encode(coding, "replace").decode(coding)
+    stream.write(text)
     stream.flush()
 
 
@@ -70,14 +75,6 @@ def one_line(finding: Finding, directory: str | None = None) -> str:
 def sentence(text: str) -> str:
     text = text.strip()
     return text if not text or text[-1] in ".!?:" else text + "."
-
-
-def plain(part: RenderableType) -> RenderableType:
-    """The few signs that a terminal without UTF-8 cannot show, in ASCII."""
-    if isinstance(part, Text):
-        part = part.copy()
-        part.plain = part.plain.replace("–", "-").replace("…", "...").replace("→", "->").replace("·", "-").replace("×", "x")
-    return part
 
 
 class Screen:
@@ -172,7 +169,7 @@ class Screen:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row(Text(sign, "dim"), text if self.glyphs is RICH else plain(text))
+        grid.add_row(Text(sign, "dim"), text)
         return grid
 
     def prose(self, text: str, style: str = "") -> Text:
