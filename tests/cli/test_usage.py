@@ -87,3 +87,9 @@ def test_unknown_option_names_the_parser():
     parser = options.Parser("osler run")
     with pytest.raises(UsageError, match="has no option --wat"):
         parser.parse_args(["--wat"])
+
+
+def test_light_until_the_script_runs(bench):
+    code = ("import sys, osler.cli.main, osler.cli.supervisor, osler.store.runs, osler.store.files\n"
+            "print([m for m in ('numpy', 'rich', 'torch', 'asyncio', 'typing_extensions') if m in sys.modules])\n")
+    assert bench.python("-c", code).stdout == b"[]\n"

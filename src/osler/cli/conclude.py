@@ -13,19 +13,19 @@ from osler.cli import say
 from osler.cli.follow import Follower, reaches
 from osler.cli.options import Options
 from osler.core.finding import NotChecked
-from osler.core.window import End, Window
+from osler.core.window import Window
 
 Model = dict[str, Any]
 
 
-def conclude(follower: Follower, options: Options, end: End, subject: str) -> bool:
+def conclude(follower: Follower, options: Options, subject: str) -> bool:
     """Diagnose, write, speak. Returns whether ``--fail-on`` asks for exit code 1. Exceptions become a line and a log entry."""
     try:
         follower.last_word()
     except Exception:
         follower.trouble("the final diagnosis failed")
     try:
-        model = build(follower, end, subject)
+        model = build(follower, subject)
     except Exception:
         follower.trouble("the report could not be made")
         return False
@@ -54,7 +54,7 @@ def conclude(follower: Follower, options: Options, end: End, subject: str) -> bo
     return any(reaches(f["severity"], options.fail_on) for f in model["findings"])
 
 
-def build(follower: Follower, end: End | None, subject: str) -> Model:
+def build(follower: Follower, subject: str) -> Model:
     """The view model of the first rank with everything found on any rank; of nothing, where nothing was seen."""
     from osler.diagnose.engine import Verdict
     from osler.report import model
@@ -63,11 +63,11 @@ def build(follower: Follower, end: End | None, subject: str) -> Model:
     window = follower.primary
     if window is None:
         nothing = NotChecked("all", nothing_seen(follower.directory, subject))
-        return model.build(Window(run=read_json(follower.directory / "run.json") or {}, end=end), Verdict(not_checked=(nothing,)))
+        return model.build(Window(run=read_json(follower.directory / "run.json") or {}, end=follower.end), Verdict(not_checked=(nothing,)))
     verdict = follower.verdict or Verdict(not_checked=(NotChecked("all", "the diagnosis failed, see osler.log"),))
     ranks = len({rank for rank, _ in follower.windows})
     run = {**window.run, "ranks": ranks} if ranks > 1 else window.run
-    return model.build(replace(window, run=run, end=window.end or end), verdict)
+    return model.build(replace(window, run=run), verdict)
 
 
 def nothing_seen(directory: Path, subject: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from osler.core.finding import LOUD, SEVERITIES, Evidence, Finding
 
 if TYPE_CHECKING:
-    from osler.core.window import Window
+    from osler.core.window import End, Window
     from osler.diagnose.engine import Verdict
 
 PAUSE = 0.5
@@ -37,6 +37,7 @@ class Follower:
         windows: newest window by rank and attempt; a later process of the same rank (a script run twice, an elastic
             restart) is a further attempt.
         verdict: newest verdict over all of them, ``None`` before the first.
+        end: how the run ended, for windows that do not know (``end.json`` could not be written, or nobody wrote it).
     """
 
     def __init__(self, directory: Path, overrides: Mapping[str, Any], start: Path, tell: Callable[[str], None]) -> None:
@@ -44,6 +45,7 @@ class Follower:
         self.windows: dict[tuple[int, int], Window] = {}
         self._verdicts: dict[tuple[int, int], tuple[Any, Verdict]] = {}
         self.verdict: Verdict | None = None
+        self.end: End | None = None
         self._overrides = overrides
         self._start = start
         self._tell = tell
@@ -125,8 +127,9 @@ class Follower:
             self._reader = RunReader(self.directory)
         sizes = self._measure()
         self._reader.refresh()
-        self.windows = {(rank, attempt): self._reader.window(rank, attempt)
-                        for rank in self._reader.ranks() for attempt in range(1, self._reader.attempts(rank) + 1)}
+        windows = {(rank, attempt): self._reader.window(rank, attempt)
+                   for rank in self._reader.ranks() for attempt in range(1, self._reader.attempts(rank) + 1)}
+        self.windows = {process: w if w.final else replace(w, end=self.end) for process, w in windows.items()}
         for (rank, attempt), window in self.windows.items():
             folder = os.sep + f"rank-{rank:04d}" + (f".attempt-{attempt}" if attempt > 1 else "") + os.sep
             state = (window.final, {path: size for path, size in sizes.items() if folder in path})

@@ -44,10 +44,12 @@ def main(args: argparse.Namespace) -> int:
         from osler.diagnose import config
 
         config.load(start, chosen)
+    raw = files.read_json(directory / "end.json")
+    if raw is not None or not runs.alive(directory):
+        raw = raw or {}
+        follower.end = End(raw.get("code"), raw.get("signal"), raw.get("seconds"), bool(raw.get("out_of_memory")))
     follower.last_word()
-    raw = files.read_json(directory / "end.json") or {}
-    end = End(raw.get("code"), raw.get("signal"), raw.get("seconds"), bool(raw.get("out_of_memory"))) if raw else None
-    model = conclude.build(follower, end, Path(script).name if isinstance(script, str) else "the command")
+    model = conclude.build(follower, Path(script).name if isinstance(script, str) else "the command")
     write(args, model)
     if any(f["severity"] in LOUD for f in model["findings"]):
         return 1

@@ -97,9 +97,9 @@ def note_pid(directory: Path, pid: int) -> None:
 
 def environment(base: Mapping[str, str], directory: Path, options: Options) -> dict[str, str]:
     """The child's: the site folder first on PYTHONPATH, and what the watcher needs to know."""
-    paths = [p for p in [str(SITE), *base.get("PYTHONPATH", "").split(os.pathsep)] if p]
-    if "" in base.get("PYTHONPATH", "").split(os.pathsep) and base.get("PYTHONPATH"):
-        paths = [str(SITE), *base["PYTHONPATH"].split(os.pathsep)]  # an empty entry means the working directory
+    given = base.get("PYTHONPATH")
+    # Kept as written: an empty entry means the working directory.
+    paths = [str(SITE), *(p for p in (given.split(os.pathsep) if given else ()) if p != str(SITE))]
     own = {"PYTHONPATH": os.pathsep.join(paths), "OSLER_RUN": str(directory), "OSLER_HOME": str(HOME),
            "OSLER_BUDGET": f"{options.budget:g}", "OSLER_GUARD": "1" if options.guard else "",
            "OSLER_LOCATE": "1" if options.locate else ""}
@@ -229,7 +229,8 @@ def finish_run(follower: Follower, options: Options, subject: str, how: dict[str
         files.write_json(follower.directory / "end.json", how)
     except OSError:
         follower.trouble("end.json could not be written")
-    failed = conclude(follower, options, End(how["code"], how["signal"], how["seconds"], how["out_of_memory"]), subject)
+    follower.end = End(how["code"], how["signal"], how["seconds"], how["out_of_memory"])
+    failed = conclude(follower, options, subject)
     try:
         runs.prune(follower.directory.parent, KEEP)
     except Exception:
