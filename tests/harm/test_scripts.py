@@ -1,0 +1,46 @@
+"""Do no harm: every script prints the same numbers, parameters, random state, warnings and tracebacks with and without osler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from side_by_side import SCRIPTS, WATCH, differences, environment, launcher, own_failures, recorded, run
+
+ARGUMENTS = {
+    "loader_workers": [["0"], ["fork"], ["spawn"], ["forkserver"]],
+    "checkpointing": [["reentrant"], ["plain"]],
+    "amp": [["bf16"], ["fp16"]],
+    "compile_model": [["eager", "fullgraph"], ["eager", "breaks"], ["aot_eager", "fullgraph"]],
+    "exits": [["code"], ["text"], ["abrupt"], ["segfault"], ["interrupt"], ["terminate"], ["kill"]],
+    "ddp": [["spawn"], ["torchrun"]],
+    "streams": [["--flag", "two words"]],
+}
+QUICK = {"plain_mlp", "gan", "lbfgs", "pickling", "raises", "versions_and_graph", "garbage", "transformer_encoder", "streams",
+         "user_modes", "meta_device", "no_torch"}
+SILENT = {"no_torch"}
+"""Scripts in which no process trains: osler has nothing to record."""
+NOISY_END = {"exits"}
+"""Scripts whose own death may cut what osler was writing."""
+
+
+def cases() -> list:
+    found = []
+    for path in sorted(SCRIPTS.glob("[!_]*.py")):
+        for arguments in ARGUMENTS.get(path.stem, [[]]):
+            marks = [] if path.stem in QUICK else [pytest.mark.slow]
+            found.append(pytest.param(path.stem, arguments, id="-".join([path.stem, *arguments]).replace(" ", "_"), marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "arguments"), cases())
+def test_same_with_and_without(name: str, arguments: list[str], scripts: Path, runs: Path) -> None:
+    plain, after = launcher(f"{name}.py", arguments)
+    env = environment(runs)
+    stdin = b"line one\nline two" if name == "streams" else b""
+    alone = run(plain, scripts, env, stdin=stdin)
+    watched = run([*WATCH, *after], scripts, env, stdin=stdin)
+    assert not differences(alone, watched), "\n".join(differences(alone, watched)) + "\n" + watched.our_stderr
+    if name not in SILENT:
+        assert recorded(runs), "nothing was recorded, so this test showed nothing"
+        assert not own_failures(runs)
