@@ -122,8 +122,6 @@ def proof(f: dict[str, Any], model: dict[str, Any]) -> str:
     told = words.confirmation(f["confirmed"])
     if told:
         rows.append(f'<li class="confirmed">{escape(told)}</li>')
-    elif f["treatment"]:
-        rows.append(f"<li>To prove it: <code>osler trial {escape(model['run']['script'] or 'train.py')} --treat {escape(f['treatment'])}</code></li>")
     listed = f'<ul class="evidence">{"".join(rows)}</ul>' if rows else ""
     chart = charts.of(f, model["series"])
     return f"<div>{chart}{listed}</div>" if chart or listed else ""

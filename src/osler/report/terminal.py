@@ -29,12 +29,11 @@ class Glyphs:
     bar: str
     dot: str
     rule: str
-    arrow: str
     under: str
 
 
-RICH = Glyphs("❯", "│", "·", "─", "→", "└")
-PLAIN = Glyphs(">", "|", "-", "-", "->", "`-")
+RICH = Glyphs("❯", "│", "·", "─", "└")
+PLAIN = Glyphs(">", "|", "-", "-", "`-")
 
 
 def render(model: dict[str, Any], stream: IO[str], color: str = "auto", width: int | None = None, link: str | None = None) -> None:
@@ -111,8 +110,7 @@ class Screen:
         title = Text.assemble((f"{finding['place']}  " if finding["place"] else "", "bold cyan"))
         title.append_text(self.prose(finding["fix"] or finding["meaning"], "bold"))
         facts = [finding["cause"], finding["severity"], finding["certainty"], words.span(finding["when"]), *self.named(finding)]
-        line = Text(f" {self.glyphs.dot} ", "dim").join(
-            Text(fact, style if fact == finding["severity"] else "dim") for fact in facts if fact)
+        line = Text(f" {self.glyphs.dot} ").join(Text(fact, style if fact == finding["severity"] else "dim") for fact in facts if fact)
         rows: list[RenderableType] = [self.prose(sentence(finding["title"])), line]
         if finding["code"]:
             rows += [Text(""), self.code(finding["code"])]
@@ -161,8 +159,6 @@ class Screen:
         told = words.confirmation(finding["confirmed"])
         if told:
             rows.append(self.hanging(self.glyphs.dot, Text(told, "green")))
-        elif finding["treatment"]:
-            rows.append(self.hanging(self.glyphs.arrow, Text(f"proof: osler trial --treat {finding['treatment']}", "dim")))
         return rows
 
     def hanging(self, sign: str, text: Text) -> RenderableType:
@@ -192,14 +188,14 @@ class Screen:
         checked = words.count(counts["checked"], "cause")
         hidden = f", {counts['suppressed']} suppressed" if counts["suppressed"] else ""
         grid.add_row("checked", f"{checked}{hidden}")
-        for row in self.losses(model["series"]):
-            grid.add_row("loss", row)
+        for i, row in enumerate(self.losses(model["series"])):
+            grid.add_row("" if i else "loss", row)
         reasons = words.unchecked(model["not_checked"])
-        for why, rules in reasons[:REASONS]:
+        for i, (why, rules) in enumerate(reasons[:REASONS]):
             some = ", ".join(rules[:4]) + (f" and {len(rules) - 4} more" if len(rules) > 4 else "")
-            grid.add_row("unchecked", f"{some}: {why}")
+            grid.add_row("" if i else "unchecked", f"{some}: {why}")
         if len(reasons) > REASONS:
-            grid.add_row("unchecked", f"{sum(len(r) for _, r in reasons[REASONS:])} more, for {len(reasons) - REASONS} other reasons")
+            grid.add_row("", f"{sum(len(r) for _, r in reasons[REASONS:])} more, for {len(reasons) - REASONS} other reasons")
         price = words.cost(model["overhead"])
         if price:
             grid.add_row("cost", price)
