@@ -75,7 +75,7 @@ class Backwards:
         if self.training.observer.phase is not None:
             self.training.observer.end_phase()
         if self.tracer.armed:
-            self.tracer.event("@backward", ins=roots, skip=3)
+            self.tracer.event("@backward", ins=roots)
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:
             self.loss_nonfinite(roots, value)
         self.recent.append(value)
@@ -95,7 +95,7 @@ class Backwards:
         start = perf_counter()
         session, registry, training = self.session, self.session.registry, self.training
         self.walk_next = self.total + (1 if self.total < 6 else self.total // 2)
-        at, lib = user_line(4), library_line(4)
+        at, lib = user_line(), library_line()
         for loop in training.loops:
             if loop.steps < 8 and at is not None:
                 loop.backward_line = at
@@ -170,7 +170,7 @@ class Backwards:
         """A loss that is not finite, seen before its backward: the graph still holds the operands."""
         self.nonfinite_facts += 1
         session = self.session
-        at, lib = user_line(4), library_line(4)
+        at, lib = user_line(), library_line()
         found = walk([r.grad_fn for r in roots if r.grad_fn is not None])
         poisoned = [session.registry.uid(leaf) for leaf in found.leaves if on_cpu(leaf) and not bool(torch.isfinite(leaf.detach()).all())]
         born = nonfinite.locate(found)
@@ -206,7 +206,7 @@ class Backwards:
             candidates = self.lines.candidates(nonfinite.RISKY)
             if candidates:
                 operand, place, how = {"op": candidates[-1][0]}, candidates[-1][1], "candidate"
-        self.session.fact("nonfinite", place or user_line(4), what="gradient", value="nan" if value != value else "inf", before_step=True,
+        self.session.fact("nonfinite", place or user_line(), what="gradient", value="nan" if value != value else "inf", before_step=True,
                           op=(operand or {}).get("op"), op_kind=kind, operand=operand, line_by=how, parameters=bad[:200],
                           candidates=[{"op": n, "at": p.to_json()} for n, p in self.lines.candidates(nonfinite.RISKY)][:10],
                           loss=self.loss, recent_losses=list(self.recent), scaled=self.training.observer.scaled)

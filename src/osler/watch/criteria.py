@@ -95,7 +95,7 @@ class Criteria:
         if found is None:
             if len(self.known) > 60:
                 return
-            at = user_line(3)
+            at = user_line()
             found = self.known[key] = Criterion(len(self.known), function, at, self._built(), phase)
         found.calls += 1
         value = args[0] if args else kwargs.get("input", kwargs.get("log_probs"))

@@ -31,6 +31,8 @@ class Loop:
     uncleared: int = 0
     cleared_before: int = 0
     empty: int = 0
+    judged: int = 0
+    watched: bool = False
     backwards_since: int = 0
     cleared_seen: bool = False
     sentinel: torch.Tensor | None = None
@@ -61,7 +63,7 @@ class Loop:
         if self.sentinel is None:
             return
         now, version = self._state()
-        if self.steps and not self.cleared_seen:
+        if self.watched and not self.cleared_seen:
             if now == 0 or now != self.step_id:
                 self.cleared_seen = True
             elif version != self.grad_version and self._is_zero():
@@ -77,7 +79,7 @@ class Loop:
         if self.sentinel is not None:
             self.grad_id, self.grad_version = self._state()
 
-    def before_step(self, reached: Collection[int]) -> None:
+    def before_step(self) -> None:
         """The gradient as the optimizer finds it."""
         if self.sentinel is None:
             return
@@ -86,11 +88,18 @@ class Loop:
             self.cleared_before += 1
         elif now == 0:
             self.empty += 1
-        if self.steps and self.backwards_since and now and not self.cleared_seen and now == self.step_id:
-            self.uncleared += 1
+        if self.watched and self.backwards_since:
+            self.judged += 1
+            if now and not self.cleared_seen and now == self.step_id:
+                self.uncleared += 1
 
     def after_step(self) -> None:
         self.steps += 1
+        self.restart()
+
+    def restart(self) -> None:
+        """A cycle begins that is watched from its start."""
+        self.watched = True
         self.backwards_since = 0
         self.cleared_seen = False
         self.step_id, self.grad_version = self._state()
@@ -108,4 +117,5 @@ class Loop:
         line = lambda at: at.to_json() if at is not None else None  # noqa: E731
         return {"index": self.index, "steps": self.steps, "backwards": self.backwards, "zero_grads": self.zero_grads,
                 "uncleared": self.uncleared, "cleared_before": self.cleared_before, "empty": self.empty,
+                "judged": self.judged,
                 "last_lines": {"step": line(self.step_line), "backward": line(self.backward_line)}}

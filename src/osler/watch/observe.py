@@ -108,7 +108,7 @@ class Observer:
                 self.training_inputs[root] = seen + 1
                 figures = input_figures((args, kwargs))
                 if figures is not None:
-                    self.session.fact("input", user_line(3), root=root, phase="train", **figures)
+                    self.session.fact("input", user_line(), root=root, phase="train", **figures)
         stack.append(self.session.registry.module_id(module))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -142,7 +142,7 @@ class Observer:
 
     def mode_call(self, module: nn.Module, mode: bool) -> None:
         """``Module.train(mode)`` was called from outside of another module's."""
-        at = user_line(3)
+        at = user_line()
         root = self.session.registry.module_id(module)
         self.set_at[root] = at
         key = (str(at), mode, root)
@@ -173,7 +173,7 @@ class Observer:
                 dropout, batchnorm = stochastic(root, training=False)
                 key = self.session.registry.module_id(root)
                 at = self.set_at.get(key)
-                self.session.fact("train-mode", user_line(4), root=key, **{"class": type(root).__name__}, training=root.training, first=first,
+                self.session.fact("train-mode", user_line(), root=key, **{"class": type(root).__name__}, training=root.training, first=first,
                                   dropout=dropout[:50], batchnorm=batchnorm[:50], set_at=at.to_json() if at else None)
 
     # -- phases ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Observer:
             phase.roots[key] = {"root": key, "class": type(module).__name__, "training": module.training, "forwards": 1, "grad": grad,
                                 "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
                                 "batchnorm_total": len(batchnorm)}
-            phase.line = phase.line or user_line(3)
+            phase.line = phase.line or user_line()
             if phase.input is None:
                 phase.input = input_figures((args, kwargs))
                 if phase.input is not None and self.phases < 12:

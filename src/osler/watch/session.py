@@ -45,6 +45,7 @@ class Session:
         self.step = 0
         self.own = 0.0
         self.in_step = False
+        self.fast = False
         self.main_thread = threading.get_ident()
         self.in_child = getattr(self, "attached_pid", os.getpid()) != os.getpid()
         self.attached_pid = getattr(self, "attached_pid", os.getpid())

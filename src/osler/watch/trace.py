@@ -6,6 +6,7 @@ MultiheadAttention is in evaluation mode (its fast path looks at active modes). 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -32,7 +33,7 @@ IGNORED = frozenset((
     "register_hook", "retain_grad", "is_same_size", "has_names", "__deepcopy__", "__reduce_ex__", "is_signed", "is_conj", "is_neg",
     "is_inference", "type_promotion", "result_type", "can_cast", "_is_view", "__dir__", "manual_seed", "is_tensor", "is_nonzero",
     "broadcast_shapes", "set_printoptions", "get_default_dtype", "is_shared", "share_memory_", "is_pinned", "as_subclass",
-    "is_distributed", "dim_order", "__cuda_array_interface__", "module_load", "is_leaf", "zero_",
+    "is_distributed", "dim_order", "_record_function_enter_new", "_record_function_exit", "_record_function_exit._RecordFunction", "_set_grad_enabled", "random_", "__cuda_array_interface__", "module_load", "is_leaf", "zero_",
 ))
 DUNDER = {"__getitem__": "getitem", "__setitem__": "setitem_", "__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow",
           "__rpow__": "pow", "__ipow__": "pow_", "__rsub__": "sub", "__rtruediv__": "div", "__truediv__": "div", "__neg__": "neg",
@@ -72,6 +73,28 @@ def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
         elif depth and isinstance(value, dict):
             found.extend(tensors_in(value.values(), depth - 1))
     return found
+
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_EXPERIMENTS = os.path.join(_OWN, "experiments") + os.sep
+
+
+def called_by_us(frame: FrameType | None) -> bool:
+    """Whether one of the three innermost frames is a tap: what osler computes is not the user's program. Criterion wrappers
+    only pass a call on, so they do not count."""
+    for _ in range(3):
+        if frame is None:
+            return False
+        name = frame.f_code.co_filename
+        if name.startswith(_OWN) and not (name.endswith("criterion.py") or frame.f_code.co_name in PASSING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+PASSING = frozenset(("__torch_function__", "wrapper", "train", "__next__", "load_state_dict", "__init__", "__setstate__", "backward", "__enter__",
+                     "before", "after"))
+"""Wrappers of ours through which the user's own calls run."""
 
 
 class Tracer(TorchFunctionMode):
@@ -144,7 +167,7 @@ class Tracer(TorchFunctionMode):
     # -- recording ---------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.paused or self.truncated:
+        if self.paused or self.truncated or called_by_us(sys._getframe(1)):
             return func(*args, **(kwargs or {}))
         try:
             name = self._names[func]
@@ -227,13 +250,13 @@ class Tracer(TorchFunctionMode):
         self._lines(op, sys._getframe(2))
         self.ops.append(op)
 
-    def event(self, name: str, ins: Iterable[torch.Tensor] = (), outs: Iterable[torch.Tensor] = (), skip: int = 1, **kw: Any) -> None:
+    def event(self, name: str, ins: Iterable[torch.Tensor] = (), outs: Iterable[torch.Tensor] = (), **kw: Any) -> None:
         """A pseudo-operation of the loop: ``@backward``, ``@step``, ``@batch``."""
         if not self.armed or self.truncated:
             return
         op: dict[str, Any] = {"op": name, "m": -1, "in": [self.tid(t, True) for t in ins], "out": [self.tid(t, True) for t in outs],
                               "s": self.session.step, "kw": kw}
-        self._lines(op, sys._getframe(skip + 1))
+        self._lines(op, sys._getframe(1))
         self.ops.append(op)
 
     def _lines(self, op: dict[str, Any], frame: FrameType | None) -> None:

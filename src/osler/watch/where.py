@@ -41,9 +41,9 @@ def locate(frame: FrameType) -> Location:
     return Location(shorten(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
 
 
-def user_location(skip: int = 0, limit: int = 6) -> tuple[Location | None, tuple[Location, ...]]:
+def user_location(limit: int = 6) -> tuple[Location | None, tuple[Location, ...]]:
     """Innermost user line of the current call stack, and the user's frames above it (innermost first, at most ``limit``)."""
-    frame: FrameType | None = sys._getframe(skip + 1)
+    frame: FrameType | None = sys._getframe(1)
     found: list[Location] = []
     while frame is not None and len(found) <= limit:
         if is_user(frame.f_code):
@@ -52,9 +52,9 @@ def user_location(skip: int = 0, limit: int = 6) -> tuple[Location | None, tuple
     return (found[0], tuple(found[1:])) if found else (None, ())
 
 
-def user_line(skip: int = 0) -> Location | None:
+def user_line() -> Location | None:
     """Innermost user line only."""
-    frame: FrameType | None = sys._getframe(skip + 1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user(frame.f_code):
             return locate(frame)
@@ -62,9 +62,9 @@ def user_line(skip: int = 0) -> Location | None:
     return None
 
 
-def library_line(skip: int = 0) -> str | None:
+def library_line() -> str | None:
     """Innermost library line (not torch's own, not osler's) below the user's frame: where a framework really calls from."""
-    frame: FrameType | None = sys._getframe(skip + 1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user(frame.f_code):
         name = frame.f_code.co_filename
         if "site-packages" in name and f"{os.sep}torch{os.sep}" not in name and not name.startswith(_OWN):
@@ -73,9 +73,9 @@ def library_line(skip: int = 0) -> str | None:
     return None
 
 
-def construction_line(instance: object, skip: int = 0) -> Location | None:
+def construction_line(instance: object) -> Location | None:
     """User line that constructs ``instance``: the innermost user frame that is not one of its own ``__init__`` frames."""
-    frame: FrameType | None = sys._getframe(skip + 1)
+    frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:
         code = frame.f_code

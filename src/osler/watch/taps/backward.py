@@ -10,6 +10,7 @@ import torch
 
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible
+from osler.watch.readout import scalar
 from osler.watch.session import Session
 
 
@@ -17,11 +18,21 @@ def install(session: Session, backwards: Backwards) -> None:
     original = torch.autograd.backward
     depth = [0]
     guard = session.guard
+    observer = backwards.training.observer
 
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: bool = False, *args: Any, **kwargs: Any) -> None:
         if depth[0]:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+        if session.fast and observer.phase is None:
+            backwards.total += 1
+            backwards.count += 1
+            if type(tensors) is torch.Tensor:
+                value = scalar(tensors)
+                if value - value != 0.0 and value == value or value != value and tensors.device.type == "cpu" and tensors.numel() == 1:
+                    session.fast = False
+            if session.fast:
+                return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
         depth[0] = 1
         try:
             if guard.armed("backward"):

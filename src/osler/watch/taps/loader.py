@@ -66,7 +66,7 @@ class Loaders:
         entry = Loader(index, loader)
         self.known[id(loader)] = entry
         dataset = loader.dataset
-        self.session.fact("loader", construction_line(loader, 2), index=index, batch_size=loader.batch_size, sampler=type(loader.sampler).__name__,
+        self.session.fact("loader", construction_line(loader), index=index, batch_size=loader.batch_size, sampler=type(loader.sampler).__name__,
                           shuffle=type(loader.sampler).__name__ == "RandomSampler", workers=loader.num_workers, drop_last=bool(loader.drop_last),
                           length=_length(loader), rows=_length(dataset), dataset=type(dataset).__name__, dataset_at=_json(_getitem_line(dataset)),
                           pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), **{"class": type(loader).__name__})
@@ -102,7 +102,7 @@ class Loaders:
         run.first_size = run.first_size or size
         run.last_size = size
         if self.training.tracer.armed:
-            self.training.tracer.event("@batch", outs=tensors, skip=3, loader=run.loader.index)
+            self.training.tracer.event("@batch", outs=tensors, loader=run.loader.index)
         detailed = run.batches <= 4 and run.number <= 3 or (session.budget.allows(self.cost) and self.rows < ROW_CAP)
         if detailed:
             self._details(run, tensors, size, phase, wait)

@@ -21,6 +21,8 @@ from osler.watch.trace import Tracer
 from osler.watch.where import construction_line, user_line
 
 NAN = float("nan")
+FAST_COST = 3e-6
+"""Seconds a merely counted step costs (wrappers, counters, finiteness), as bench/overhead finds it."""
 DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho")
 
 
@@ -45,7 +47,12 @@ class Training:
         self.trace_until: dict[int, int] = {}
         self.cycle_next = 1
         self.samples: set[int] = set()
-        self.thin_next = 0
+        self.fast_left = 0
+        self.window = 0
+        self.cycle_cost = 0.0
+        self.plain_own = 0.0
+        self.step_seconds = 0.0
+        self.last_step = 0
         session.finishers.append(self.finish)
 
     # -- construction --------------------------------------------------------------------------------------------
@@ -55,7 +62,7 @@ class Training:
         session.open()
         if session.writer is None:
             return
-        at = construction_line(optimizer, 2)
+        at = construction_line(optimizer)
         uids = [session.registry.uid(p) for group in optimizer.param_groups for p in group["params"]]
         loop = Loop(len(self.loops), weakref.ref(optimizer), at, uids)
         self.loops.append(loop)
@@ -91,7 +98,6 @@ class Training:
         session = self.session
         if session.writer is None:
             return
-        session.in_step = True
         loop = self.by_id.get(id(optimizer))
         if loop is None or loop.ref() is not optimizer:
             self.constructed(optimizer)
@@ -101,15 +107,14 @@ class Training:
         backwards = self.backwards
         count = loop.steps
         early = count < 8
-        if early or not session.budget.tight or count & 15 == 0:
-            if loop.sentinel is None and (early or count & 255 == 0):
-                loop.choose(session.registry, backwards.reached)
-            loop.before_step(backwards.reached)
-            self.observer.check_modes(loop, early)
+        if loop.sentinel is None and (early or count & 63 == 0):
+            loop.choose(session.registry, backwards.reached)
+        loop.before_step()
+        self.observer.check_modes(loop, early)
         if early:
-            loop.step_line = loop.step_line or user_line(2)
+            loop.step_line = loop.step_line or user_line()
         if self.tracer.armed:
-            self.tracer.event("@step", skip=3, optimizer=loop.index)
+            self.tracer.event("@step", optimizer=loop.index)
         self.grad_norm = NAN
         if early or (session.step >= self.norm_next and session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6)):
             self.grad_norm = self.layers.total_norm(loop)
@@ -163,13 +168,16 @@ class Training:
             self._maybe_disarm()
         now = perf_counter()
         step_time = now - self.last_end if self.last_end else NAN
-        self.last_end = now
+        self.last_end, self.last_step = now, session.step
+        if step_time == step_time:
+            self.step_seconds = step_time if self.step_seconds == 0 else min(0.9 * self.step_seconds + 0.1 * step_time, 2 * step_time)
+        sampled = session.own > 20 * self.cycle_cost > 0
+        self.plain_own = session.own
         own = session.own + (now - start)
-        if not session.budget.tight or session.step < 64 or session.step & 15 == 0:
-            groups = optimizer.param_groups
-            lr = groups[0].get("lr", NAN) if groups else NAN
-            session.row("steps", (session.step, now - session.t0, loop.index, min(self.backwards.count, 65535), self.backwards.loss,
-                                  _number(lr), self.grad_norm, step_time, self.data_wait, own))
+        groups = optimizer.param_groups
+        lr = groups[0].get("lr", NAN) if groups else NAN
+        session.row("steps", (session.step, now - session.t0, loop.index, min(self.backwards.count, 65535), self.backwards.loss,
+                              _number(lr), self.grad_norm, step_time, self.data_wait, own))
         self.data_wait = 0.0
         self.backwards.count = 0
         if session.step >= self.cycle_next:
@@ -177,7 +185,48 @@ class Training:
             self.write_cycle()
         self.backwards.poll()
         session.budget.step(step_time if step_time == step_time else 0.0, own)
+        self._thin(step_time, self.plain_own + (perf_counter() - start) if not sampled else 0.0)
         session.own = perf_counter() - now
+
+    def _thin(self, step_time: float, cost: float) -> None:
+        """When watching one whole cycle costs more than the budget allows, look at every n-th cycle only; in between just
+        count steps and check that the loss is finite."""
+        session = self.session
+        if session.step < 24 or self.tracer.armed or self.backwards.jobs or step_time != step_time:
+            return
+        self.window -= 1
+        if cost > 0:
+            self.cycle_cost = cost if self.cycle_cost == 0 else 0.8 * self.cycle_cost + 0.2 * cost
+        if self.window > 0:
+            return
+        allowed = 0.5 * session.budget.share * self.step_seconds
+        watched = 2 * max(1, len({loop.index for loop in self.live() if loop.steps}))
+        if self.cycle_cost > allowed > 0 or session.budget.tight:
+            self.fast_left = min(int(watched * self.cycle_cost / max(allowed, 1e-9)) + 1, 4096)
+            session.fast = True
+        self.window = watched
+
+    def fast_step(self, optimizer: Optimizer) -> None:
+        """A step that is only counted."""
+        session = self.session
+        session.in_step = False
+        session.step += 1
+        loop = self.by_id.get(id(optimizer))
+        if loop is None:
+            session.fast = False
+            return
+        loop.steps += 1
+        self.fast_left -= 1
+        if self.fast_left <= 0:
+            now = perf_counter()
+            elapsed = now - self.last_end
+            session.budget.step(elapsed, FAST_COST * (session.step - self.last_step))
+            self.last_end, self.last_step = now, session.step
+            session.fast = False
+            self.data_wait = 0.0
+            self.backwards.count = 0
+            for other in self.loops:
+                other.restart()
 
     def _maybe_disarm(self) -> None:
         done = all(loop.steps >= self.trace_until.get(loop.index, 0) for loop in self.live() if loop.steps or len(self.live()) == 1)
@@ -240,7 +289,9 @@ def install(training: Training) -> None:
                 open_steps.clear()
             open_steps.append((id(optimizer), training.backwards.total))
             if len(open_steps) == 1:
-                training.before_step(optimizer, args, kwargs)
+                session.in_step = True
+                if not session.fast or training.observer.phase is not None:
+                    training.before_step(optimizer, args, kwargs)
         except Exception:
             session.guard.failed("step")
 
@@ -251,7 +302,10 @@ def install(training: Training) -> None:
             if open_steps:
                 open_steps.pop()
             if not open_steps:
-                training.after_step(optimizer, args, kwargs)
+                if session.fast:
+                    training.fast_step(optimizer)
+                else:
+                    training.after_step(optimizer, args, kwargs)
         except Exception:
             session.guard.failed("step")
 

@@ -62,7 +62,7 @@ def install(session: Session, observer: Observer) -> None:
         original_init(self, *args, **kwargs)
         if guard.armed("module"):
             try:
-                at = construction_line(self, 1)
+                at = construction_line(self)
                 registry.built(self, at)
                 if session.step and type(self).__name__ not in STATELESS:
                     births.seen(self, at)
@@ -78,7 +78,7 @@ def install(session: Session, observer: Observer) -> None:
         original_setstate(self, state)
         if guard.armed("module"):
             try:
-                registry.built(self, user_line(1))
+                registry.built(self, user_line())
             except Exception:
                 guard.failed("module")
 
@@ -145,7 +145,7 @@ def _loaded(session: Session, module: nn.Module, state: Any, expected: dict[str,
     for name, parameter in module.named_parameters():
         if name in given:
             session.registry.loaded.add(session.registry.uid(parameter))
-    session.fact("load-state-dict", user_line(3), root=session.registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
+    session.fact("load-state-dict", user_line(), root=session.registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
                  missing=missing[:MAX_NAMES], missing_total=len(missing), unexpected=unexpected[:MAX_NAMES], unexpected_total=len(unexpected),
                  shape_mismatch=wrong[:MAX_NAMES], matched_numel=sum(numel.get(k, 0) for k in matched), expected_numel=sum(numel.values()),
                  **{"class": type(module).__name__})

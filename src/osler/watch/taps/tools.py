@@ -37,7 +37,7 @@ class Tools:
     # -- schedulers --------------------------------------------------------------------------------------------
 
     def scheduler(self, instance: Any) -> None:
-        at = construction_line(instance, 2)
+        at = construction_line(instance)
         optimizer = getattr(instance, "optimizer", None)
         loop = self.training.by_id.get(id(optimizer))
         row = {"class": type(instance).__name__, "optimizer": loop.index if loop is not None else None}
@@ -55,7 +55,7 @@ class Tools:
     # -- clipping ----------------------------------------------------------------------------------------------
 
     def clip(self, function: str, threshold: float, norm: Any) -> None:
-        at = user_line(3)
+        at = user_line()
         key = f"{at}|{function}"
         row = self.clips.get(key)
         if row is None:
@@ -81,7 +81,7 @@ class Tools:
     # -- loss scaling ------------------------------------------------------------------------------------------
 
     def scaler_event(self, scaler: Any, event: str) -> None:
-        row = self.scalers.setdefault(id(scaler), {"at": user_line(3), "steps": 0, "updates": 0, "unscales": 0, "scales": 0, "skipped": 0})
+        row = self.scalers.setdefault(id(scaler), {"at": user_line(), "steps": 0, "updates": 0, "unscales": 0, "scales": 0, "skipped": 0})
         row[event] += 1
         if event == "scales":
             self.observer.scaled = bool(scaler.is_enabled())
@@ -93,7 +93,7 @@ class Tools:
     # -- activation checkpointing ------------------------------------------------------------------------------
 
     def checkpoint(self, function: Any, use_reentrant: Any, preserve: Any, inputs: list[torch.Tensor], result: Any) -> None:
-        at = user_line(3)
+        at = user_line()
         row = self.checkpoints.get(str(at))
         if row is None:
             if len(self.checkpoints) > 50:
@@ -180,7 +180,7 @@ def install(session: Session, tools: Tools) -> None:
         tools.seeds += 1
         if tools.seeds <= 5:
             value = args[0] if args else kwargs.get("seed")
-            session.fact("seed", user_line(3), source="torch", value=value if isinstance(value, int) else None)
+            session.fact("seed", user_line(), source="torch", value=value if isinstance(value, int) else None)
 
     torch.manual_seed = after(session, "seed", torch.manual_seed, seeded)
     _compilers(session, tools)
@@ -195,7 +195,7 @@ def _compilers(session: Session, tools: Tools) -> None:
                 try:
                     if not session.compiled:
                         session.compiled = True
-                        session.fact("compile", user_line(2), what=name)
+                        session.fact("compile", user_line(), what=name)
                     tools.training.stop_trace()
                 except Exception:
                     session.guard.failed("compile")
