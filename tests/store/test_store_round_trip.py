@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_data import layer_rows, make_run, step_values, write_run, wrong_steps
 
@@ -99,6 +99,7 @@ def test_a_second_process_of_a_rank_gets_its_own_folder(tmp_path: Path) -> None:
     assert len(reader.window(4).steps) == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.floats(), st.integers(-2**70, 2**70)), min_size=10, max_size=10))
 def test_any_ten_numbers_are_a_row(values: list[float | None]) -> None:
     codec = Codec(STEPS)

@@ -22,13 +22,14 @@ _F4_MAX = float(np.finfo(np.float32).max)
 class Codec:
     """Packs rows of one stream."""
 
-    __slots__ = ("dtype", "itemsize", "kinds", "pack", "stream")
+    __slots__ = ("bounds", "dtype", "itemsize", "pack", "stream")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.dtype = stream.dtype
-        self.kinds = [np.dtype(c.dtype) for c in stream.columns]
-        layout = struct.Struct("<" + "".join(_CODES[f"{k.kind}{k.itemsize}"] for k in self.kinds))
+        kinds = [np.dtype(c.dtype) for c in stream.columns]
+        self.bounds = [None if k.kind == "f" else (int(np.iinfo(k).min), int(np.iinfo(k).max)) for k in kinds]
+        layout = struct.Struct("<" + "".join(_CODES[f"{k.kind}{k.itemsize}"] for k in kinds))
         self.itemsize = layout.size
         self.pack = layout.pack
 
@@ -40,9 +41,9 @@ class Codec:
         Raises:
             ValueError, TypeError: it is no row of this stream.
         """
-        if len(values) != len(self.kinds):
-            raise ValueError(f"a row of {self.stream.name!r} has {len(self.kinds)} values, got {len(values)}")
-        return self.pack(*(_number(value, kind) for value, kind in zip(values, self.kinds, strict=True)))
+        if len(values) != len(self.bounds):
+            raise ValueError(f"a row of {self.stream.name!r} has {len(self.bounds)} values, got {len(values)}")
+        return self.pack(*map(_number, values, self.bounds))
 
     def encode(self, array: np.ndarray) -> bytes:
         """Bytes of a structured array; columns go by name where its dtype differs.
@@ -60,18 +61,17 @@ class Codec:
         return array.tobytes()
 
 
-def _number(value: Any, kind: np.dtype) -> float | int:
-    if kind.kind == "f":
+def _number(value: Any, bounds: tuple[int, int] | None) -> float | int:
+    """``value`` as a float column (no bounds) or an integer column can hold it."""
+    if bounds is None:
         number = math.nan if value is None else float(value)
-        if kind.itemsize == 4 and math.isfinite(number) and abs(number) > _F4_MAX:
-            return math.copysign(_F4_MAX, number)
-        return number
-    bounds = np.iinfo(kind)
+        return number if abs(number) <= _F4_MAX or not math.isfinite(number) else math.copysign(_F4_MAX, number)
+    low, high = bounds
     if value is None or value != value:
-        return -1 if bounds.min < 0 else 0
+        return -1 if low < 0 else 0
     if value in (math.inf, -math.inf):
-        return int(bounds.max if value > 0 else bounds.min)
-    return max(int(bounds.min), min(int(bounds.max), int(value)))
+        return high if value > 0 else low
+    return max(low, min(high, int(value)))
 
 
 def to_line(obj: Any) -> bytes:
