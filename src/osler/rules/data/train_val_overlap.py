@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
@@ -36,8 +35,7 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
     numbers, a validation loader over the training set, or a loss over all nodes of a graph.
 
     **How it is seen.** Fingerprints of the input values of each row: a share of the validation rows also came out of the training
-    loader. Rows of few distinct values meet by chance; the share of training rows with a twin inside the training set tells how
-    often, and only what exceeds it (by `share` and `sigmas` standard errors) counts; above `harmful` it is harmful. Or in the
+    loader. Rows of few distinct values meet by chance; how often is told by different training rows that are equal, and only what exceeds it (by `share` and `sigmas` standard errors) counts; above `harmful` it is harmful. Or in the
     text: a training mask exists and has no part in the training loss, which runs over all rows.
 
     **Why it matters.** The validation figure measures memory.
@@ -61,8 +59,10 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
         return
     parts = [one_pass(rows, i) for i in training]
     seen = np.unique(np.concatenate([rows[rows["loader"] == i]["hash"] for i in training]))
-    chance = max(twins(p["hash"]) for p, i in zip(parts, training, strict=True)) if not any(
-        redrawn(known.get(i)) for i in training) else max(twins(one_pass(rows, i)["hash"]) for i in judging)
+    chance = coincidence(parts, len(seen))
+    if chance is None:
+        yield NotChecked("train-val-overlap", "too few row fingerprints of the training loader were recorded")
+        return
     for index in judging:
         own = one_pass(rows, index)
         hit = np.isin(own["hash"], seen)
@@ -82,8 +82,8 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
             f"{int(hit.sum())} of {n} validation rows ({overlap:.0%}) are also training rows" + (", copies made before the split" if copies is not None else ""),
             "Split once into disjoint indices (seeded generator, before copying or oversampling rows) and build both sets from them.",
             Where.at(at, also=(str(known[index].at),) if known[index].at is not None and known[index].at != at else ()),
-            evidence=(Evidence(f"{int(hit.sum())} of {n} validation rows have the fingerprint of a training row; by chance {chance:.1%} would "
-                               f"(training rows with a twin of their own)", "rows/hash", overlap, chance + max(share, error), n),
+            evidence=(Evidence(f"{int(hit.sum())} of {n} validation rows have the fingerprint of one of the {len(seen)} training rows looked at; by chance "
+                               f"{chance:.1%} would (different training rows that are equal)", "rows/hash", overlap, chance + max(share, error), n),
                       *((Evidence(f"{copies[1]:.0%} of the repeated training rows have label {copies[0]}", "rows/label", copies[1], 0.9, len(parts[0])),)
                         if copies is not None else ())))
         return
@@ -97,15 +97,15 @@ def one_pass(rows: np.ndarray, loader: int) -> np.ndarray:
     return chosen
 
 
-def twins(hashes: npt.NDArray[np.uint64]) -> float:
-    """Share of rows that have an equal row in the same pass."""
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    return float((counts[inverse] > 1).mean()) if len(hashes) else 0.0
-
-
-def redrawn(loader: Fact | None) -> bool:
-    """The sampler may draw a row twice in a pass."""
-    return loader is not None and bool(re.search("weighted|replacement|infinite", str(loader.get("sampler") or ""), re.I))
+def coincidence(parts: list[np.ndarray], size: int, least: int = 40) -> float | None:
+    """How often different training rows are equal: one half of a pass against the other, scaled to ``size`` rows to meet."""
+    shares = []
+    for part in parts:
+        hashes = part["hash"][np.argsort(part["position"])]
+        if len(hashes) >= least:
+            a, b = hashes[::2], hashes[1::2]
+            shares.append(min(1.0, float(np.isin(b, a).mean()) * max(1.0, size / len(a))))
+    return max(shares, default=None)
 
 
 def oversampled(train: np.ndarray, val: np.ndarray) -> tuple[int, float] | None:

@@ -11,6 +11,7 @@ from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
+from osler.rules.loaders import VALIDATION, roles
 from osler.rules.script import around, below_function, call_name, calls, evaluation_block, function_around, words
 
 SIZED = re.compile(r"^(len|size|shape|numel|sum|batch_size|bs|n|count|num_\w*|n_\w*)$")
@@ -95,6 +96,7 @@ def biases(window: Window, unequal: float) -> list[Bias]:
     rows = window.calls
     rows = rows[(rows["phase"] == 1) & (rows["batch"] > 0)]
     found = []
+    complete = {p.get("first_step", p.step): int(p.get("criterion_calls") or 0) for p in window.facts("phase")}
     for criterion in np.unique(rows["criterion"]):
         own = rows[rows["criterion"] == criterion]
         for name, column in (("accuracy", "accuracy"), ("loss", "value")):
@@ -102,7 +104,7 @@ def biases(window: Window, unequal: float) -> list[Bias]:
             sizes: tuple[int, ...] = ()
             for step in np.unique(own["step"]):
                 part = own[(own["step"] == step) & np.isfinite(own[column])]
-                if len(part) > 1 and part["batch"].min() <= unequal * part["batch"].max():
+                if len(part) > 1 and len(part) >= complete.get(int(step), 0) and part["batch"].min() <= unequal * part["batch"].max():
                     values, size = part[column].astype(float), part["batch"].astype(float)
                     pairs.append((float(values.mean()), float((values * size).sum() / size.sum())))
                     sizes = tuple(int(s) for s in part["batch"])
@@ -114,14 +116,13 @@ def biases(window: Window, unequal: float) -> list[Bias]:
 
 
 def loader_sizes(window: Window, unequal: float) -> tuple[int, ...]:
-    """Batch sizes of the newest validation pass whose batches are unequal."""
-    rows = window.stream("batches")
-    for phase in reversed(window.facts("phase")):
-        own = rows[rows["loader"] == phase.get("loader", -1)] if isinstance(phase.get("loader"), int) else rows[:0]
-        if len(own):
-            part = own[own["pass_"] == own["pass_"].max()]["size"]
-            if len(part) > 1 and 0 < part.min() <= unequal * part.max():
-                return tuple(int(s) for s in part)
+    """Batch sizes of a validation loader whose last batch is small."""
+    role = roles(window)
+    for f in window.facts("loader-pass"):
+        rows, first, last, n = (f.get(k) for k in ("rows", "first_size", "last_size", "batches"))
+        if role.get(f.get("loader", -1)) == VALIDATION and isinstance(n, int) and n > 1 and first and last and 0 < last <= unequal * first \
+                and rows == (n - 1) * first + last:
+            return (int(first),) * (n - 1) + (int(last),)
     return ()
 
 
