@@ -16,7 +16,7 @@ class Forkable(Protocol):
 
     def after_fork_in_parent(self) -> None: ...
 
-    def after_fork_in_child(self) -> None: ...
+    def become_inert(self) -> None: ...
 
 
 def follow_forks(target: Forkable) -> None:
@@ -42,7 +42,7 @@ def follow_forks(target: Forkable) -> None:
     def in_child() -> None:
         living = ref()
         if living is not None:
-            living.after_fork_in_child()
+            living.become_inert()
 
     os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 

@@ -84,7 +84,7 @@ class Writer:
             if len(pending) < PENDING_BYTES:
                 pending += pack(*values)
             else:
-                self._overflow(stream)
+                self._note("budget", f"the disk does not keep up: rows of {stream!r} were lost")
         except Exception:
             self._odd_row(stream, values)
 
@@ -98,7 +98,7 @@ class Writer:
                 pending = slot[1]
                 pending += self._codecs[stream].encode(array)
             else:
-                self._overflow(stream)
+                self._note("budget", f"the disk does not keep up: rows of {stream!r} were lost")
         except Exception as error:
             self._note("guard", f"rows of {stream!r} not recorded: {error}")
 
@@ -130,7 +130,7 @@ class Writer:
     def open(self) -> None:
         """Begin to write. Only starts the thread: the first contact with the disk happens there."""
         if self._pid != os.getpid():
-            self._become_inert()
+            self.become_inert()
         if self._open or not self._slots:
             return
         self._open = True
@@ -142,7 +142,7 @@ class Writer:
         """Wait until everything recorded so far is written; returns whether it is."""
         if not self._mine or self._thread is threading.current_thread():
             return False
-        if not self._alive:
+        if self._thread is None or not self._thread.is_alive():
             return self._drain(timeout)
         ticket = threading.Lock()
         ticket.acquire()
@@ -174,10 +174,6 @@ class Writer:
         """Opened, without error, and in the process that made it."""
         return self._open and bool(self._slots) and self._pid == os.getpid()
 
-    @property
-    def _alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _push(self, kind: str, size: int, value: Any) -> None:
         if not self._slots:
             return
@@ -201,9 +197,6 @@ class Writer:
     def _unknown(self, stream: str) -> None:
         if self._slots:
             self._note("guard", f"no stream {stream!r} is declared in osler.core.signals")
-
-    def _overflow(self, stream: str) -> None:
-        self._note("budget", f"the disk does not keep up: rows of {stream!r} were lost")
 
     def _note(self, what: str, text: str) -> None:
         """Count a loss, and say each sort of it once in the facts."""
@@ -288,7 +281,7 @@ class Writer:
         step = self._disk.step if self._disk is not None else 0
         why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         self.error = f"recording into {self.directory or self._where} stopped after step {step}: {why}"
-        self._become_inert()
+        self.become_inert()
         try:
             if self._disk is not None:
                 self._disk.close()
@@ -303,9 +296,6 @@ class Writer:
         if self._mine and not self._closing:
             self._start()
 
-    def after_fork_in_child(self) -> None:
-        self._become_inert()
-
-    def _become_inert(self) -> None:
+    def become_inert(self) -> None:
         self._slots = {}
         self._events = []
