@@ -297,5 +297,4 @@ class Writer:
             self._start()
 
     def become_inert(self) -> None:
-        self._slots = {}
-        self._events = []
+        self._slots, self._events = {}, []
