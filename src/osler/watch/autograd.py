@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Backwards:
         self.experimented: set[int] = set()
         self.criteria: Any = None
         self.poll_next = 0.0
+        self.before_snapshot: Callable[[], None] = lambda: None
         self.reached_count: dict[str, int] = {}
 
     # -- entry and exit --------------------------------------------------------------------------------------------
@@ -119,9 +121,9 @@ class Backwards:
             self._write_graph(at, found, uids, optimized)
         if new or (first and not self.reached_count):
             self.reached_count[str(key)] = len(uids)
+            self.before_snapshot()
             snapshot.take(session, optimized, self.reached)
-            if training.observer.shadows is not None:
-                training.observer.look_for_shadows(self.reached)
+            training.observer.look_for_shadows(self.reached)
             self._find_front(found)
         elif len(self.growth[key]) in (3, 5, 8, 12, 16, 20):
             session.fact("graph-growth", at, lib, steps=[s for s, _ in self.growth[key]], nodes=[n for _, n in self.growth[key]])

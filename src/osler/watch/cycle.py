@@ -64,9 +64,7 @@ class Loop:
             return
         now, version = self._state()
         if self.watched and not self.cleared_seen:
-            if now == 0 or now != self.step_id:
-                self.cleared_seen = True
-            elif version != self.grad_version and self._is_zero():
+            if now == 0 or now != self.step_id or (version != self.grad_version and self._is_zero()):
                 self.cleared_seen = True
             if self.cleared_seen:
                 self.zero_grads += 1

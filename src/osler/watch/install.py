@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from pathlib import Path
@@ -38,7 +37,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     from osler.watch.criteria import Criteria
     from osler.watch.modules import ModuleHooks
     from osler.watch.observe import Observer
-    from osler.watch.taps import backward, criterion, loader, loop, modules, phase, tools
+    from osler.watch.taps import backward, checkpoints, criterion, loader, loop, modules, phase, tools
     from osler.watch.trace import Tracer
 
     tracer = Tracer(session)
@@ -50,7 +49,9 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     training.backwards.criteria = criteria
     loaders = loader.Loaders(session, observer, training)
     helpers = tools.Tools(session, observer, training)
-    parts = ((modules.install, (session, observer)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
+    states = checkpoints.Checkpoints(session)
+    training.backwards.before_snapshot = states.still_there
+    parts = ((modules.install, (session, observer)), (checkpoints.install, (session, states)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
              (criterion.install, (session, criteria)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
              (tools.install, (session, helpers)))
     for part, args in parts:
@@ -59,7 +60,6 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
         except Exception:
             session.guard.failed(part.__module__)
     _exceptions(session)
-    atexit.register(session.finish)
     return session
 
 

@@ -249,7 +249,7 @@ class Observer:
             first = phase.line or phase.at
             self.session.fact("phase", first, number=self.phases, first_step=phase.step, gap=phase.gap, forwards=phase.forwards, roots=list(phase.roots.values())[:10],
                               criterion_calls=phase.criterion_calls, grad_enabled=phase.grad_enabled, loader=phase.loader, input=phase.input,
-                              begun_at=phase.at.to_json() if phase.at else None, **{"kind": kind})
+                              begun_at=phase.at.to_json() if phase.at else None, kind=kind)
 
     # -- shadow copies -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ DataLoader workers and helper processes stay silent. After a fork the child star
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -89,6 +90,8 @@ class Session:
         writer = Writer(self.directory, rank=self._rank())
         writer.open()
         self.writer = writer
+        atexit.unregister(self.finish)
+        atexit.register(self.finish)  # after the writer's own exit handler was registered: handlers run last in, first out
         main = sys.modules.get("__main__")
         path = getattr(main, "__file__", None)
         torch = sys.modules.get("torch")

@@ -116,6 +116,24 @@ def take(session: Session, optimized: dict[int, int], reached: Collection[int]) 
     session.fact("modules", roots=[{"id": registry.module_id(r), "class": type(r).__name__, "at": _json(registry.built_at(r))} for r in roots],
                  modules=module_rows)
     session.fact("params", params=param_rows)
+    twins(session, roots)
+
+
+def twins(session: Session, roots: list[nn.Module]) -> None:
+    """Embeddings and linear layers of one root with equal values but separate parameters: once meant to be tied."""
+    for root in roots:
+        named = list(root.named_modules())
+        embeddings = [(n, m) for n, m in named if isinstance(m, nn.Embedding) and m.weight.numel() <= 1 << 23]
+        linears = [(n, m) for n, m in named if isinstance(m, nn.Linear)]
+        for first, a in embeddings[:20]:
+            for second, b in linears:
+                x, y = a.weight.detach(), b.weight.detach()
+                if x is y or a.weight is b.weight or x.shape != y.shape or not on_cpu(x) or not on_cpu(y):
+                    continue
+                if bool((x == y).all()) and not bool((x == x.flatten()[0]).all()):
+                    shared = x.data_ptr() == y.data_ptr()
+                    session.fact("twins", session.registry.built_at(b), a=f"{first}.weight", b=f"{second}.weight", shape=list(x.shape),
+                                 shared_storage=shared, root=session.registry.module_id(root))
 
 
 def _json(at: Any) -> Any:

@@ -29,7 +29,7 @@ def install(session: Session, backwards: Backwards) -> None:
             backwards.count += 1
             if type(tensors) is torch.Tensor:
                 value = scalar(tensors)
-                if value - value != 0.0 and value == value or value != value and tensors.device.type == "cpu" and tensors.numel() == 1:
+                if (value - value != 0.0 and value == value) or (value != value and tensors.device.type == "cpu" and tensors.numel() == 1):
                     session.fast = False
             if session.fast:
                 return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)

@@ -103,7 +103,7 @@ class Loaders:
         run.last_size = size
         if self.training.tracer.armed:
             self.training.tracer.event("@batch", outs=tensors, loader=run.loader.index)
-        detailed = run.batches <= 4 and run.number <= 3 or (session.budget.allows(self.cost) and self.rows < ROW_CAP)
+        detailed = (run.batches <= 4 and run.number <= 3) or (session.budget.allows(self.cost) and self.rows < ROW_CAP)
         if detailed:
             self._details(run, tensors, size, phase, wait)
             self.cost = perf_counter() - start
@@ -128,7 +128,7 @@ class Loaders:
             entropy, classes = float(-(share * np.log(share)).sum()), len(values)
         session.row("batches", (session.step, session.now(), run.loader.index, phase, run.number, size, wait, mean, std, entropy, classes))
         inputs = floats if floats is not None else next((t for t in tensors if on_cpu(t) and t.dim() >= 2), None)
-        if inputs is not None and inputs.dim() >= 2 and self.rows < ROW_CAP and (run.number <= 2 or phase == 1 and run.number <= 3):
+        if inputs is not None and inputs.dim() >= 2 and self.rows < ROW_CAP and (run.number <= 2 or (phase == 1 and run.number <= 3)):
             hashes = fingerprints(inputs)
             if hashes is not None:
                 rows = np.empty(len(hashes), dtype=_ROWS)
@@ -140,7 +140,7 @@ class Loaders:
                     session.writer.rows("rows", rows)
                 self.rows += len(hashes)
                 with np.errstate(over="ignore"):
-                    run.row_set = int((hashes.sum(dtype=np.uint64) + np.uint64(run.row_set)))
+                    run.row_set = int(hashes.sum(dtype=np.uint64) + np.uint64(run.row_set))
                 run.hashed += len(hashes)
         if names is not None:
             run.label_hash = hash((run.label_hash, names.tobytes()))

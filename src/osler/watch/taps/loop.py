@@ -78,7 +78,7 @@ class Training:
     def arm(self, loop: Loop) -> None:
         """Record the first two steps of this optimizer (and what the others do meanwhile)."""
         self.trace_until[loop.index] = loop.steps + 2
-        if self.tracer.armed or self.arms >= 4 and not self.session.budget.allows(0.05) or self.arms >= 12:
+        if self.tracer.armed or (self.arms >= 4 and not self.session.budget.allows(0.05)) or self.arms >= 12:
             return
         self.arms += 1
         if self.tracer.arm(f"first steps of optimizer {loop.index}"):
@@ -130,7 +130,7 @@ class Training:
         norm = self.grad_norm
         if norm != norm or norm in (float("inf"), float("-inf")):
             if norm == norm or early:
-                self.backwards.gradient_nonfinite(loop, norm) if norm != norm and self._has_grads(loop) or norm == float("inf") else None
+                self.backwards.gradient_nonfinite(loop, norm) if (norm != norm and self._has_grads(loop)) or norm == float("inf") else None
             return
         if self.backwards.front is not None and (early or not self.session.budget.tight):
             grad = self.backwards.front.grad

@@ -1,4 +1,4 @@
-"""Modules coming to life, changing mode, and being filled from checkpoints."""
+"""Modules coming to life and changing mode."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import sys
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import nn
 
 from osler.core.facts import Location
 from osler.watch.observe import Observer
 from osler.watch.session import Session
 from osler.watch.where import construction_line, user_line
-
-MAX_NAMES = 200
 
 
 class Births:
@@ -109,43 +106,7 @@ def install(session: Session, observer: Observer) -> None:
 
     nn.Module.train = train  # type: ignore[method-assign]
 
-    original_load = nn.Module.load_state_dict
-
-    @functools.wraps(original_load)
-    def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        expected = None
-        if guard.armed("load"):
-            try:
-                expected = {name: tuple(t.shape) for name, t in self.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
-            except Exception:
-                guard.failed("load")
-        result = original_load(self, state_dict, *args, **kwargs)
-        if expected is not None:
-            try:
-                _loaded(session, self, state_dict, expected, bool(kwargs.get("strict", args[0] if args else True)))
-            except Exception:
-                guard.failed("load")
-        return result
-
-    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
-
 
 STATELESS = frozenset(("ReLU", "GELU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "L1Loss",
                        "NLLLoss", "KLDivLoss", "SmoothL1Loss", "HuberLoss", "Dropout", "Flatten", "MaxPool2d", "AvgPool2d", "Upsample", "Identity",
                        "SiLU", "LeakyReLU", "ELU", "Softplus", "AdaptiveAvgPool2d", "TripletMarginLoss", "CosineSimilarity", "Unfold", "Fold"))
-
-
-def _loaded(session: Session, module: nn.Module, state: Any, expected: dict[str, tuple[int, ...]], strict: bool) -> None:
-    given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
-    matched = [k for k in expected if k in given and given[k] == expected[k]]
-    missing = [k for k in expected if k not in given]
-    unexpected = [k for k in given if k not in expected]
-    wrong = [k for k in expected if k in given and given[k] != expected[k]]
-    numel = {name: t.numel() for name, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
-    for name, parameter in module.named_parameters():
-        if name in given:
-            session.registry.loaded.add(session.registry.uid(parameter))
-    session.fact("load-state-dict", user_line(), root=session.registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
-                 missing=missing[:MAX_NAMES], missing_total=len(missing), unexpected=unexpected[:MAX_NAMES], unexpected_total=len(unexpected),
-                 shape_mismatch=wrong[:MAX_NAMES], matched_numel=sum(numel.get(k, 0) for k in matched), expected_numel=sum(numel.values()),
-                 **{"class": type(module).__name__})

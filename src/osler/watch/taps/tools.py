@@ -85,9 +85,7 @@ class Tools:
         row[event] += 1
         if event == "scales":
             self.observer.scaled = bool(scaler.is_enabled())
-        elif event == "unscales":
-            self.observer.scaled = False
-        elif event == "updates":
+        elif event == "unscales" or event == "updates":
             self.observer.scaled = False
 
     # -- activation checkpointing ------------------------------------------------------------------------------

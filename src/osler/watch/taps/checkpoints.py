@@ -1,0 +1,133 @@
+"""Checkpoints: what was read, what was applied, and whether it was still there when training began."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from osler.core.facts import Location
+from osler.watch.session import Session
+from osler.watch.where import user_line
+
+MAX_NAMES = 200
+KEPT = 8
+
+
+class Checkpoints:
+    """State dicts on their way from a file into a model."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.read: list[dict[str, Any]] = []
+        self.versions: dict[int, int] = {}
+        session.finishers.append(self.finish)
+
+    def loaded_file(self, result: Any) -> None:
+        """``torch.load`` returned; state dicts one level down count too."""
+        if not isinstance(result, Mapping) or len(self.read) >= KEPT:
+            return
+        candidates = [("", result), *((str(k), v) for k, v in result.items() if isinstance(v, Mapping))]
+        for name, state in candidates:
+            shapes = {str(k): tuple(v.shape) for k, v in state.items() if isinstance(v, torch.Tensor)}
+            if len(shapes) >= 2:
+                self.read.append({"name": name, "shapes": shapes, "applied": False, "at": user_line()})
+
+    def applied(self, module: nn.Module, state: Mapping[str, Any], expected: dict[str, tuple[int, ...]], strict: bool) -> None:
+        session, registry = self.session, self.session.registry
+        given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
+        for row in self.read:
+            common = [k for k in row["shapes"] if any(g == k or g.endswith(k) or k.endswith(g) for g in ((k,) if k in given else given))]
+            if len(common) * 2 >= len(row["shapes"]):
+                row["applied"] = True
+        matched = [k for k in expected if k in given and given[k] == expected[k]]
+        missing = [k for k in expected if k not in given]
+        unexpected = [k for k in given if k not in expected]
+        wrong = [k for k in expected if k in given and given[k] != expected[k]]
+        numel = {name: t.numel() for name, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+        for name, parameter in module.named_parameters():
+            if name in given:
+                uid = registry.uid(parameter)
+                registry.loaded.add(uid)
+                self.versions[uid] = parameter._version
+        session.fact("load-state-dict", user_line(), root=registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
+                     missing=missing[:MAX_NAMES], missing_total=len(missing), unexpected=unexpected[:MAX_NAMES], unexpected_total=len(unexpected),
+                     shape_mismatch=wrong[:MAX_NAMES], matched_numel=sum(numel.get(k, 0) for k in matched), expected_numel=sum(numel.values()),
+                     **{"class": type(module).__name__})
+
+    def still_there(self) -> None:
+        """Before the first step: have values set by ``load_state_dict`` been written over since?"""
+        registry = self.session.registry
+        if not self.versions:
+            return
+        owned = registry.owners(registry.roots())
+        changed: dict[int, list[str]] = {}
+        total: dict[int, int] = {}
+        for key, (root, module, name) in owned.items():
+            parameter = module._parameters.get(name.rsplit(".", 1)[-1])
+            if parameter is None or id(parameter) != key:
+                continue
+            uid = registry.known_uid(parameter)
+            if uid in self.versions and uid not in registry.stepped:
+                number = registry.module_id(root)
+                total[number] = total.get(number, 0) + 1
+                if parameter._version != self.versions[uid]:
+                    changed.setdefault(number, []).append(name)
+        for number, names in changed.items():
+            self.session.fact("loaded-then-changed", None, root=number, names=names[:MAX_NAMES], share=len(names) / total[number])
+        self.versions = {}
+
+    def finish(self) -> None:
+        if self.session.writer is None:
+            return
+        roots = self.session.registry.roots()
+        for row in self.read:
+            if row["applied"]:
+                continue
+            for root in roots:
+                own = {k: tuple(v.shape) for k, v in root.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+                shared = [k for k, shape in row["shapes"].items() if own.get(k) == shape]
+                if len(shared) * 2 >= len(own) > 1:
+                    at: Location | None = row["at"]
+                    self.session.fact("state-unused", at, root=self.session.registry.module_id(root), keys=len(shared), expected=len(own),
+                                      name=row["name"], **{"class": type(root).__name__})
+                    break
+
+
+def install(session: Session, checkpoints: Checkpoints) -> None:
+    guard = session.guard
+    original_load = nn.Module.load_state_dict
+
+    @functools.wraps(original_load)
+    def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        expected = None
+        if guard.armed("load"):
+            try:
+                expected = {name: tuple(t.shape) for name, t in self.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+            except Exception:
+                guard.failed("load")
+        result = original_load(self, state_dict, *args, **kwargs)
+        if expected is not None:
+            try:
+                checkpoints.applied(self, state_dict, expected, bool(kwargs.get("strict", args[0] if args else True)))
+            except Exception:
+                guard.failed("load")
+        return result
+
+    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+    original_file = torch.load
+
+    @functools.wraps(original_file)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = original_file(*args, **kwargs)
+        if guard.armed("load"):
+            try:
+                checkpoints.loaded_file(result)
+            except Exception:
+                guard.failed("load")
+        return result
+
+    torch.load = load
