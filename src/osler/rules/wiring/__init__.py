@@ -1,0 +1,1 @@
+"""What the program does is not what its author thinks: activations, shapes, gradients, parameters, masks."""
