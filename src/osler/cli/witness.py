@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 PATIENCE = 0.1
-"""Seconds to wait for the witness. Late (a machine that stands still) means that the signal is passed on."""
+"""Seconds to wait for the witness. Later than that (a machine that stands still), the signal is passed on."""
+BIRTH = 2.0
+"""The same while the witness is still starting. Signals are blocked in it until it can tell of them."""
 
 CODE = """
 import os, signal
@@ -24,6 +26,8 @@ def tell(number, frame):
     os.write(1, bytes([number]))
 for number in {numbers}:
     signal.signal(number, tell)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {numbers})
+os.write(1, bytes([0]))
 while os.read(0, 1):
     pass
 """
@@ -36,12 +40,15 @@ class Witness:
         self._seen: Counter[int] = Counter()
         self._process: subprocess.Popen[bytes] | None = None
         numbers = [int(s) for s in signals]
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", CODE.format(numbers=numbers)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd=os.sep)
         except OSError:
             pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def saw(self, number: int) -> bool:
         """Whether the group got this signal too; each sighting counts once."""
@@ -49,7 +56,7 @@ class Witness:
         if process is None or process.stdout is None:
             return self.guess(number)
         while not self._seen[number]:
-            if not select.select([process.stdout], [], [], PATIENCE)[0]:
+            if not select.select([process.stdout], [], [], PATIENCE if self._seen[0] else BIRTH)[0]:
                 return False
             told = os.read(process.stdout.fileno(), 64)
             if not told:  # it is gone
