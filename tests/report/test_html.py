@@ -152,3 +152,26 @@ def test_in_a_browser(tmp_path: Path, width: int) -> None:
         browser.close()
     assert requests == [file.as_uri()]
     assert troubles == []
+
+
+def test_a_hole_in_a_curve_is_bridged_not_drawn() -> None:
+    import numpy as np
+
+    from osler.report import charts, series
+
+    x = np.r_[0:20, 200:220]
+    packed = series.pack(series.SPECS["train_loss"], x, np.linspace(2, 1, 40))
+    assert charts.gaps(packed).count(True) == 1
+    drawn = charts.curve({"train_loss": packed}, ["train_loss"], title="Loss")
+    assert 'class="bridge"' in drawn and "not measured" in drawn
+
+
+def test_a_loss_that_reaches_zero_keeps_its_logarithmic_axis() -> None:
+    import numpy as np
+
+    from osler.report import charts, series
+
+    y = np.geomspace(10, 1e-3, 50)
+    y[7] = 0
+    assert charts.scale([series.pack(series.SPECS["train_loss"], np.arange(50), y)], None).log
+    assert not charts.scale([series.pack(series.SPECS["train_loss"], np.arange(50), -y)], None).log

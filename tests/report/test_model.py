@@ -132,3 +132,10 @@ def test_an_empty_window_is_no_error() -> None:
     model = build(Window(), Verdict())
     assert model["findings"] == []
     assert model["series"] == {}
+
+
+def test_an_excerpt_stays_within_its_function() -> None:
+    text = "def f():\n    return 1\n\n\ndef g(x):\n    y = x\n    return y\n\n\nh = 3\n"
+    found = Finding("wrong-dim", "certain", "harmful", "t", "f", Where("a.py", 5))
+    code = build(Window(sources={"a.py": text}), Verdict((found,)))["findings"][0]["code"]
+    assert [line["n"] for line in code["lines"]] == [5, 6, 7]

@@ -77,4 +77,4 @@ def test_a_stream_without_utf_8_gets_ascii() -> None:
 def test_one_line() -> None:
     found = Finding("grad-not-cleared", "certain", "harmful", "449 of 450 steps\nadd up", "Call optimizer.zero_grad()", Where("/w/train.py", 18))
     assert one_line(found, "/w") == "osler: train.py:18: 449 of 450 steps add up. Call optimizer.zero_grad(). [grad-not-cleared]"
-    assert one_line(Finding("loss-nan", "certain", "fatal", "the loss is NaN", "")) == "osler: the loss is NaN. [loss-nan]"
+    assert one_line(Finding("loss-nan", "certain", "fatal", "the loss is NaN", "")) == "osler: The loss is NaN. [loss-nan]"

@@ -5,6 +5,7 @@ Only shapes are drawn in SVG, stretched to whatever width there is; labels are H
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from osler.report import words
 STYLE = {"train_loss": ("--train", ""), "validation_loss": ("--validation", "dashed"), "train_accuracy": ("--train", ""),
          "validation_accuracy": ("--validation", "dashed"), "data_wait": ("--validation", "dashed")}
 SIZE = 1000
+DEEPEST = 1e-8
+"""Share of the largest value below which a logarithmic axis does not go."""
+GAP = 6
+"""A hole in a curve is this many times its usual distance between points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,11 @@ def nice(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def scale(curves: Sequence[dict[str, Any]], threshold: float | None) -> Scale:
-    """Holds every extreme of every curve; logarithmic where all of them are positive (a stray zero is clipped)."""
+    """Holds every extreme of every curve; logarithmic where none is negative (zeros lie on the bottom line)."""
     values = [v for c in curves for key in ("min", "max") for v in c[key]] + ([threshold] if threshold is not None else [])
     positive = [v for v in values if v > 0]
-    log = all(c["log"] for c in curves) and len(positive) > 0.95 * len(values) and all(v >= 0 for v in values)
-    low, high = (min(positive), max(positive)) if log else (min(values), max(values))
+    log = all(c["log"] for c in curves) and len(positive) > 0.5 * len(values) and all(v >= 0 for v in values)
+    low, high = (max(min(positive), max(positive) * DEEPEST), max(positive)) if log else (min(values), max(values))
     if log:
         return Scale(low / 1.15, high * 1.15, True) if high / low > 1.02 else Scale(low / 2, high * 2, True)
     room = 0.06 * (high - low) or abs(high) * 0.5 or 1.0
@@ -110,6 +115,8 @@ def keys(names: Sequence[str], curves: Sequence[dict[str, Any]]) -> str:
     for name, c in zip(names, curves, strict=True):
         color, dash = STYLE.get(name, ("--train", ""))
         rows.append(f'<span class="key {dash}" style="--c:var({color})">{escape(c["label"])}</span>')
+    if any(any(gaps(c)) for c in curves):
+        rows.append('<span class="key dotted" style="--c:var(--soft)">not measured</span>')
     return "".join(rows)
 
 
@@ -118,16 +125,24 @@ def down(share: float) -> float:
 
 
 def path(name: str, c: dict[str, Any], first: int, width: int, rise: Scale) -> str:
-    """The band of extremes and the line of means."""
+    """The band of extremes and the line of means; where nothing was measured for long, only a faint bridge."""
     color, dash = STYLE.get(name, ("--train", ""))
     xs = [round(SIZE * ((a + b) / 2 - first) / width, 1) for a, b in zip(c["x"], c["end"], strict=True)]
-    line = "M" + "L".join(f"{x},{down(rise(y))}" for x, y in zip(xs, c["mean"], strict=True))
-    band = ""
-    if c["min"] != c["max"]:
-        top = [f"{x},{down(rise(y))}" for x, y in zip(xs, c["max"], strict=True)]
-        bottom = [f"{x},{down(rise(y))}" for x, y in zip(xs, c["min"], strict=True)]
-        band = f'<path class="band" style="--c:var({color})" d="M{"L".join([*top, *reversed(bottom)])}Z"/>'
-    return f'{band}<path class="curve {dash}" style="--c:var({color})" d="{line}"/>'
+    points = {key: [f"{x},{down(rise(y))}" for x, y in zip(xs, c[key], strict=True)] for key in ("min", "mean", "max")}
+    holes = [i for i, gap in enumerate(gaps(c), 1) if gap]
+    cuts = [slice(a, b) for a, b in itertools.pairwise([0, *holes, len(xs)])]
+    bands = "".join(f"M{'L'.join([*points['max'][cut], *reversed(points['min'][cut])])}Z" for cut in cuts) if c["min"] != c["max"] else ""
+    lines = "".join(f"M{'L'.join(points['mean'][cut])}" + ("h0.1" if cut.stop - cut.start == 1 else "") for cut in cuts)
+    bridges = "".join(f"M{points['mean'][i - 1]}L{points['mean'][i]}" for i in holes)
+    shapes = (("band", bands), ("bridge", bridges), (f"curve {dash}".strip(), lines))
+    return "".join(f'<path class="{kind}" style="--c:var({color})" d="{d}"/>' for kind, d in shapes if d)
+
+
+def gaps(c: dict[str, Any]) -> list[bool]:
+    """For each pair of neighbouring buckets, whether steps between them went unmeasured."""
+    distances = [b - a for a, b in zip(c["end"], c["x"][1:], strict=False)]
+    usual = sorted(distances)[len(distances) // 2] if distances else 0
+    return [d > GAP * max(1, usual) for d in distances]
 
 
 def x_labels(first: int, last: int) -> list[str]:

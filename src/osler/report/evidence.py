@@ -33,7 +33,7 @@ def chart(finding: Finding, window: Window, curves: Mapping[str, Any]) -> dict[s
         if names:
             return {"kind": "curve", "series": names, "span": [finding.first_step, finding.last_step],
                     "threshold": item.threshold if len(names) == 1 else None, "caption": item.text}
-    return next((g for g in map(gauge, finding.evidence) if g), None)
+    return next((g for g in map(gauge, finding.evidence) if g), None) if finding.certainty != "certain" else None
 
 
 def layers(column: str, finding: Finding, window: Window) -> dict[str, Any] | None:

@@ -88,17 +88,14 @@ def verdict(model: dict[str, Any]) -> str:
 def finding(f: dict[str, Any], number: int, model: dict[str, Any]) -> str:
     loud = f["severity"] in LOUD
     kind = " first" if number == 1 and loud else "" if loud else " quiet"
-    where = f["where"]
-    names = [where["parameter"] or where["module"], f"rank {where['rank']}" if where["rank"] else None,
-             ", ".join(where["columns"][:6]) or None]
-    place = " · ".join([f"<b>{escape(f['place'])}</b>"] * bool(f["place"]) + [escape(n) for n in names if n])
+    place = " · ".join([f"<b>{escape(f['place'])}</b>"] * bool(f["place"]) + [escape(n) for n in words.named(f["where"])])
     meta = [f'<li class="sev">{f["severity"]}</li>', f"<li>{f['certainty']}</li>", f"<li>{escape(words.span(f['when']))}</li>" if words.span(f["when"]) else "",
             f'<li class="mono">{escape(f["cause"])}</li>']
     body = [b for b in (code(f["code"]), proof(f, model)) if b]
     return (f'<article class="finding {f["severity"]}{kind}" id="f{number}" tabindex="-1" aria-labelledby="h{number}">'
             f'{tag("p", "place", place)}'
-            f'<h2 id="h{number}">{prose(f["fix"] or f["title"])}</h2>'
-            f'{tag("p", "claim", prose(f["title"]) if f["fix"] else "")}'
+            f'<h2 id="h{number}">{prose(words.heading(f["fix"] or f["title"]))}</h2>'
+            f'{tag("p", "claim", prose(words.sentence(f["title"])) if f["fix"] else "")}'
             f'{tag("ul", "meta", "".join(meta))}{tag("div", "split", "".join(body))}{effects(f, model)}{page(f["cause"])}</article>')
 
 

@@ -59,7 +59,7 @@ def view(finding: Finding, window: Window, directory: str, curves: Mapping[str, 
 
 
 def excerpt(window: Window, finding: Finding, directory: str) -> dict[str, Any] | None:
-    """The named line with its neighbours, common indentation removed."""
+    """The named line with its neighbours, as far as two blank lines; common indentation removed."""
     file, line = finding.where.file, finding.where.line
     if file is None or line is None:
         return None
@@ -68,10 +68,9 @@ def excerpt(window: Window, finding: Finding, directory: str) -> dict[str, Any] 
     if not 0 < line <= len(lines):
         return None
     first, last = max(1, line - CONTEXT), min(len(lines), line + CONTEXT)
-    while first < line and not lines[first - 1].strip():
-        first += 1
-    while last > line and not lines[last - 1].strip():
-        last -= 1
+    blank = [i for i in range(first, last + 1) if not lines[i - 1].strip()]
+    first = max([i + 1 for i in blank if i < line and (i == first or i - 1 in blank)], default=first)
+    last = min([i - 1 for i in blank if i > line and (i == last or i + 1 in blank)], default=last)
     picked = [t.rstrip() for t in lines[first - 1: last]]
     indent = min((len(t) - len(t.lstrip()) for t in picked if t), default=0)
     return {"file": paths.relative(file, directory), "line": line,

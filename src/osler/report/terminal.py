@@ -67,13 +67,8 @@ def one_line(finding: Finding, directory: str | None = None) -> str:
     finding = paths.localise(finding, directory or os.getcwd())
     where = finding.where
     place = f"{where.file}:{where.line}" if where.file and where.line else where.file or where.module or ""
-    text = " ".join(part for part in (f"{place}:" if place else "", f"{sentence(finding.title)}", sentence(finding.fix)) if part)
+    text = " ".join(part for part in (f"{place}:" if place else "", f"{words.sentence(finding.title)}", words.sentence(finding.fix)) if part)
     return f"osler: {' '.join(text.split())} [{finding.cause}]"
-
-
-def sentence(text: str) -> str:
-    text = text.strip()
-    return text if not text or text[-1] in ".!?:" else text + "."
 
 
 class Screen:
@@ -108,10 +103,10 @@ class Screen:
     def finding(self, finding: dict[str, Any], others: list[dict[str, Any]]) -> RenderableType:
         style = STYLES[finding["severity"]]
         title = Text.assemble((f"{finding['place']}  " if finding["place"] else "", "bold cyan"))
-        title.append_text(self.prose(finding["fix"] or finding["meaning"], "bold"))
-        facts = [finding["cause"], finding["severity"], finding["certainty"], words.span(finding["when"]), *self.named(finding)]
+        title.append_text(self.prose(words.heading(finding["fix"] or finding["meaning"]), "bold"))
+        facts = [finding["cause"], finding["severity"], finding["certainty"], words.span(finding["when"]), *words.named(finding["where"])]
         line = Text(f" {self.glyphs.dot} ").join(Text(fact, style if fact == finding["severity"] else "dim") for fact in facts if fact)
-        rows: list[RenderableType] = [self.prose(sentence(finding["title"])), line]
+        rows: list[RenderableType] = [self.prose(words.sentence(finding["title"])), line]
         if finding["code"]:
             rows += [Text(""), self.code(finding["code"])]
         proof = self.evidence(finding)
@@ -129,14 +124,10 @@ class Screen:
     def remark(self, finding: dict[str, Any]) -> RenderableType:
         """A finding that costs no result: what to change, and why, in two lines."""
         head = Text.assemble((f"{finding['severity']}  ", STYLES[finding["severity"]]), (f"{finding['place']}  " if finding["place"] else "", "cyan"))
-        head.append_text(self.prose(finding["fix"] or finding["meaning"]))
+        head.append_text(self.prose(words.heading(finding["fix"] or finding["meaning"])))
         why = Text(f"{finding['cause']}: ", "dim")
         why.append_text(self.prose(finding["title"], "dim"))
         return Group(head, Padding(why, (0, 0, 0, 2)))
-
-    def named(self, finding: dict[str, Any]) -> list[str]:
-        where = finding["where"]
-        return [str(n) for n in (where["parameter"] or where["module"], f"rank {where['rank']}" if where["rank"] else None) if n]
 
     def code(self, code: dict[str, Any]) -> RenderableType:
         digits = len(str(code["lines"][-1]["n"]))

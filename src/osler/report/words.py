@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -73,6 +74,26 @@ def ending(end: dict[str, Any] | None) -> str:
     if end.get("signal"):
         return f"ended by {end['signal']}"
     return f"exit code {end['code']}" if end.get("code") else ""
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop; code at the beginning stays as it is."""
+    text = text.strip()
+    text = text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,:]", text) else text
+    return text if not text or text[-1] in ".!?:" else text + "."
+
+
+def heading(text: str) -> str:
+    """A single sentence without its full stop."""
+    text = text.strip()
+    return text[:-1] if text.endswith(".") and ". " not in text else text
+
+
+def named(where: dict[str, Any]) -> list[str]:
+    """What a finding points at beside its line."""
+    rows = [f"parameter {where['parameter']}" if where["parameter"] else f"module {where['module']}" if where["module"] else "",
+            f"rank {where['rank']}" if where["rank"] else "", ", ".join(where["columns"][:6])]
+    return [row for row in rows if row]
 
 
 def spark(series: dict[str, Any], width: int) -> str:
