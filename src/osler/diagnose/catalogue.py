@@ -44,8 +44,39 @@ from osler.rules.signal import (
     exploding_gradients,
     vanishing_gradients,
 )
+from osler.rules.wiring import (
+    attention_mask,
+    batchnorm_misuse,
+    double_activation,
+    dropout_misuse,
+    frozen_params,
+    grad_cleared_before_step,
+    grad_not_cleared,
+    graph_broken,
+    hidden_state_not_detached,
+    inplace_mutation,
+    label_mask,
+    loss_expects_log_probs,
+    loss_head_mismatch,
+    optimizer_wrong_params,
+    shadow_weights_stale,
+    shape_broadcast,
+    step_missing_or_rare,
+    tied_weights_broken,
+    unregistered_params,
+    unused_module,
+    weights_not_loaded,
+    wrong_dim,
+)
 
 RULES: tuple[Rule, ...] = (
+    # wiring
+    attention_mask.check, batchnorm_misuse.check, double_activation.check, dropout_misuse.check,
+    frozen_params.check, grad_cleared_before_step.check, grad_not_cleared.check, graph_broken.check,
+    hidden_state_not_detached.check, inplace_mutation.check, label_mask.check, loss_expects_log_probs.check,
+    loss_head_mismatch.check, optimizer_wrong_params.check, shadow_weights_stale.check, shape_broadcast.check,
+    step_missing_or_rare.check, tied_weights_broken.check, unregistered_params.check, unused_module.check,
+    weights_not_loaded.check, wrong_dim.check,
     # numerics
     division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
     singular_gradient.check,
@@ -62,7 +93,7 @@ RULES: tuple[Rule, ...] = (
 
 
 SECTIONS = ("What it is", "How it is seen", "Why it matters", "What to do", "When this is wrong", "Source")
-HEAD = re.compile(rf"\n*^(?:\*\*)?({'|'.join(SECTIONS)})[.:](?:\*\*)?\s+(\S)", re.MULTILINE)
+HEAD = re.compile(rf"\n*^(?:\*\*)?({'|'.join(SECTIONS)})[.:](?:\*\*)?\s+([a-z]+[ ,])?", re.MULTILINE)
 
 
 def rule_for(cause: str) -> Rule | None:
@@ -76,6 +107,12 @@ def known() -> frozenset[str]:
 
 def groups() -> frozenset[str]:
     return frozenset(BY_GROUP) | {r.group for r in RULES}
+
+
+def groups_of(cause: str) -> frozenset[str]:
+    """A symptom is in the group of that name and in the one of its rule."""
+    found = rule_for(cause)
+    return frozenset({GROUP.get(cause, "")} | ({found.group} if found else set())) - {""}
 
 
 def nearest(word: str, choices: frozenset[str] | set[str]) -> str:
@@ -94,7 +131,7 @@ def meaning(cause: str) -> str:
 
 def text(rule: Rule) -> str:
     """The docstring with every section as a paragraph of its own, whether it is written ``What it is:`` or ``**What it is.**``."""
-    return HEAD.sub(lambda m: f"\n\n**{m.group(1)}.** {m.group(2).upper()}", rule.text).strip()
+    return HEAD.sub(lambda m: f"\n\n**{m.group(1)}.** {(m.group(2) or '').capitalize()}", rule.text).strip()
 
 
 def explain(cause: str) -> str:

@@ -28,11 +28,11 @@ class Config:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     path: Path | None = None
 
-    def selects(self, cause: str, group: str) -> bool:
-        return not self.select or cause in self.select or group in self.select
+    def selects(self, cause: str) -> bool:
+        return not self.select or not self.select.isdisjoint((cause, *catalogue.groups_of(cause)))
 
-    def ignores(self, cause: str, group: str) -> bool:
-        return cause in self.ignore or group in self.ignore
+    def ignores(self, cause: str) -> bool:
+        return not self.ignore.isdisjoint((cause, *catalogue.groups_of(cause)))
 
 
 def load(start_dir: str | Path = ".", overrides: Mapping[str, Any] | None = None) -> Config:

@@ -48,7 +48,7 @@ def diagnose(window: Window, config: Config | None = None, rules: Sequence[Rule]
     checked: list[str] = []
     unselected = 0
     for rule in catalogue.RULES if rules is None else rules:
-        chosen = config.selects(rule.cause, rule.group)
+        chosen = config.selects(rule.cause)
         unselected += not chosen
         said = run(rule, window, config.options.get(rule.cause, {}))
         raw += [f for f in said if isinstance(f, Finding) and (chosen or f.cause in config.select)]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from osler.core.finding import Finding, NotChecked
 from osler.diagnose import catalogue
 from osler.diagnose.config import Config
-from osler.diagnose.meanings import GROUP
 
 COMMENT = re.compile(r"#\s*osler:\s*ignore(?:\[([^\]]*)\])?", re.IGNORECASE)
 
@@ -23,7 +22,7 @@ class Suppressions:
         self.trees = {file: tree(sources[file]) for file in self.lines}
 
     def hides(self, finding: Finding) -> bool:
-        if self.config.ignores(finding.cause, GROUP.get(finding.cause, "")):
+        if self.config.ignores(finding.cause):
             return True
         file, line = finding.where.file, finding.where.line
         if file is None or line is None or file not in self.lines:
