@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from osler.watch.experiments.subject import Subject, Unclear, figure
 EFFECT = 1e-4
 ORDER_EFFECT = 1e-3
 HALF_EFFECT = 3e-2
+PATIENCE = 0.3
 
 
 def batch_mixing(subject: Subject, layout: Layout, batch: Batch, random: bool) -> dict[str, Any]:
@@ -52,11 +54,14 @@ def _tolerance(tensor: torch.Tensor, usual: float) -> float:
 
 
 def _others(batch: Batch) -> tuple[float, int, bool, bool]:
-    """Largest effect on other samples over a change of one in the middle and of the first; that one; whether it counts; whether
-    anything changed at all."""
-    best, own = (0.0, 0, False), False
-    # A recurrence along the batch only reaches the samples after the changed one, so the last one would show nothing.
-    for index in dict.fromkeys((batch.n // 2, 0)):
+    """Changes one sample after the other: largest effect on others; the sample that had it; whether it counts; whether any output
+    changed at all."""
+    best, own = (0.0, batch.n // 2, False), False
+    begin = perf_counter()
+    # A recurrence along the batch reaches only the samples after the changed one, a reshape perhaps only some.
+    for turn, index in enumerate(dict.fromkeys((batch.n // 2, 0, batch.n - 1, *range(batch.n)))):
+        if turn >= 3 and perf_counter() - begin > PATIENCE:
+            break
         after = batch.subject.run(batch.changed(index))
         allowed = torch.arange(batch.n) == index
         for path in batch.judged:
