@@ -44,7 +44,7 @@ def place(at: Any) -> Location | None:
     return Location(*at)
 
 
-def fact(kind: str, step: int = 0, at: Any = None, t: float = 0.0, lib: str | None = None, **data: Any) -> Fact:
+def fact(kind: str, /, step: int = 0, at: Any = None, t: float = 0.0, lib: str | None = None, **data: Any) -> Fact:
     return Fact(kind, step, t, place(at), data, lib)
 
 

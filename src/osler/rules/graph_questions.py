@@ -11,7 +11,7 @@ from typing import Any
 from osler.core.facts import Fact, Location
 from osler.core.trace import CUTS, VIEWS, Op, Trace
 from osler.core.window import Window
-from osler.rules.code_questions import spot
+from osler.rules.code_questions import constructions, spot
 
 CRITERIA = frozenset((
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -20,6 +20,7 @@ CRITERIA = frozenset((
     "triplet_margin_loss", "cross_entropy_loss", "nll_loss_nd"))
 PERMUTING = frozenset(("permute", "transpose", "t", "T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "rearrange"))
 ESCAPES = frozenset(("numpy", "item", "tolist", "__float__", "__int__", "__array__", "__index__", "__bool__", "data", "detach", "detach_"))
+INITIALISERS = frozenset(("uniform_", "normal_", "trunc_normal_", "zero_", "fill_", "requires_grad_", "detach_", "set_", "erfinv_"))
 CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))
 
 
@@ -34,6 +35,21 @@ def newest(window: Window, kind: str, *keys: str) -> list[Fact]:
 def criteria(window: Window, validation: bool = False) -> list[Fact]:
     """Criterion calls by line, of training or of validation."""
     return [f for f in newest(window, "criterion", "function", "index") if (f.get("phase", 0) in (1, "validation")) == validation]
+
+
+LOSS_CLASS = {"cross_entropy": "CrossEntropyLoss", "nll_loss": "NLLLoss", "binary_cross_entropy": "BCELoss", "mse_loss": "MSELoss",
+              "binary_cross_entropy_with_logits": "BCEWithLogitsLoss", "l1_loss": "L1Loss", "smooth_l1_loss": "SmoothL1Loss", "huber_loss": "HuberLoss",
+              "kl_div": "KLDivLoss", "poisson_nll_loss": "PoissonNLLLoss", "gaussian_nll_loss": "GaussianNLLLoss", "ctc_loss": "CTCLoss"}
+
+
+def loss_built(window: Window, fact: Fact) -> Location | None:
+    """Where the loss of a criterion fact was constructed; its call where there is no loss module."""
+    built = spot(fact.get("built_at"))
+    if built is not None:
+        return built
+    function = str(fact.get("function"))
+    lines = constructions(window, LOSS_CLASS.get(function, ""))
+    return lines[0] if len(lines) == 1 and fact.at is not None and function not in window.line(fact.at.file, fact.at.line) else fact.at
 
 
 def modules(window: Window) -> dict[int, dict[str, Any]]:
@@ -221,12 +237,14 @@ def escape_in(run: Pass, uids: set[int]) -> Op | None:
 
 
 def hand_written(window: Window) -> set[int]:
-    """Parameters that the user's own code writes in place (hand-made updates, averages, clamps)."""
+    """Parameters that the user's own code writes in place once training runs (hand-made updates, averages, clamps)."""
     found = set()
     for trace in window.traces:
         owner = {t.storage: t.uid for t in trace.tensors if t.uid >= 0 and t.storage >= 0}
+        running = trace.first_step > 0
         for op in trace.ops:
-            if op.in_place and not op.name.startswith("@"):
+            running = running or op.name == "@backward"
+            if running and op.in_place and not op.name.startswith("@") and op.name not in INITIALISERS:
                 written = trace.tensors[op.outs[0]]
                 uid = written.uid if written.uid >= 0 else owner.get(written.storage, -1)
                 if uid >= 0:

@@ -7,8 +7,8 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.code_questions import dotted, nodes, quoted, spot
-from osler.rules.graph_questions import criteria, criterion_op, modules, origin
+from osler.rules.code_questions import dotted, nodes, quoted
+from osler.rules.graph_questions import criteria, criterion_op, loss_built, modules, origin
 
 DEFAULT = -100
 
@@ -43,15 +43,11 @@ def said(window: Window, fact: Fact, place: Location | None, severity: str, cert
                    evidence=(evidence,), explains=("loss-plateau", "class-imbalance-metric"))
 
 
-def set_at(window: Window, fact: Fact) -> Location | None:
-    return spot(fact.get("built_at")) or fact.at
-
-
 def all_ignored(window: Window, fact: Fact, everything: float) -> Finding | None:
     share = fact.get("ignored_share")
     if not isinstance(share, int | float) or share < everything:
         return None
-    return said(window, fact, set_at(window, fact), "fatal", "certain", "every target position is ignored", "Check ignore_index and the labels at {line}.",
+    return said(window, fact, loss_built(window, fact), "fatal", "certain", "every target position is ignored", "Check ignore_index and the labels at {line}.",
                 Evidence(f"{share:.1%} of the target positions equal ignore_index={fact.get('ignore_index')}", "criterion/target", value=float(share), threshold=everything,
                          samples=int(fact.get("sampled") or 1)))
 
@@ -85,7 +81,7 @@ def collision(window: Window, fact: Fact) -> Finding | None:
         return None
     positions = sequence(window, fact)
     severity = "note" if positions else "harmful"
-    return said(window, fact, set_at(window, fact), severity, "suspected" if positions else "certain", f"ignore_index={ignore} is the number of a class: its samples do not count",
+    return said(window, fact, loss_built(window, fact), severity, "suspected" if positions else "certain", f"ignore_index={ignore} is the number of a class: its samples do not count",
                 "Leave ignore_index at -100 (or give the ignored positions a number of their own) at {line}.",
                 Evidence(f"{share:.0%} of the targets are {ignore}, one of {classes[1]} classes, and are ignored", "criterion/target", value=float(share), threshold=0.0,
                          samples=int(fact.get("sampled") or 1)))
@@ -99,7 +95,7 @@ def counted_padding(window: Window, fact: Fact, padded: float) -> Finding | None
     if not declared or fact.get("ignore_index") in declared or fact.get("reduction") == "none" or fact.get("weight"):
         return None
     pad = min(declared)
-    return said(window, fact, set_at(window, fact), "harmful", "measured", f"padding counts in the loss: {share:.0%} of the target positions are the padding token",
+    return said(window, fact, loss_built(window, fact), "harmful", "measured", f"padding counts in the loss: {share:.0%} of the target positions are the padding token",
                 f"Pass ignore_index={pad} at {{line}}.",
                 Evidence(f"{share:.0%} of the targets equal {pad}, the padding_idx of the model's embedding; ignore_index is {fact.get('ignore_index')}", "criterion/pad_share", value=float(share),
                          threshold=padded, samples=int(fact.get("sampled") or 1)))
@@ -120,7 +116,7 @@ def masked_end(window: Window, fact: Fact) -> Finding | None:
     if not tie:
         return None
     masks = nodes(window, lambda n: (isinstance(n, ast.Constant) and n.value == 100) or (isinstance(n, ast.keyword) and n.arg == "ignore_index"))
-    place = masks[0][0] if masks else set_at(window, fact)
+    place = masks[0][0] if masks else loss_built(window, fact)
     return said(window, fact, place, "harmful", "suspected", "the padding token is the end token: masking the padding masks the end too",
                 "Give padding a number of its own, or mask by length, at {line}.",
                 Evidence(f"{quoted(window, tie[0][0], 'the source')} makes them one number, and {float(fact['ignored_share']):.0%} of the targets are ignored", "criterion/target",

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from osler.core.facts import Fact, Location
+from osler.core.facts import Fact
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.code_questions import quoted, spot
-from osler.rules.graph_questions import criteria
+from osler.rules.graph_questions import criteria, loss_built
 
 SIGNED = {"soft_margin_loss": "-1 or 1", "hinge_embedding_loss": "-1 or 1", "margin_ranking_loss": "-1 or 1", "cosine_embedding_loss": "-1 or 1"}
 POSITIVE_OUTPUT = ("ExpBackward0", "SoftplusBackward0", "ReluBackward0", "SigmoidBackward0")
@@ -39,16 +39,12 @@ def check(window: Window) -> Iterator[Finding]:
         found = claim(fact)
         if found is not None:
             severity, title, evidence, fix = found
-            place = built(fact)
+            place = loss_built(window, fact)
             also = (str(fact.at),) if fact.at is not None and fact.at != place else ()
             yield Finding("loss-head-mismatch", "certain", severity, title, fix.format(line=quoted(window, place, str(fact.get("function")))),
                           Where.at(place, also=also), first_step=fact.step, evidence=(evidence,), explains=("output-range", "loss-plateau"))
             return
     yield from raised(window)
-
-
-def built(fact: Fact) -> Location | None:
-    return spot(fact.get("built_at")) or fact.at
 
 
 def claim(fact: Fact) -> tuple[str, str, Evidence, str] | None:
@@ -97,6 +93,6 @@ def raised(window: Window) -> Iterator[Finding]:
                 frames = [p for p in map(spot, fact.get("frames") or ()) if p is not None]
                 place = fact.at or (frames[0] if frames else None)
                 called = [f for f in criteria(window) if f.at == place]
-                yield Finding("loss-head-mismatch", "certain", "fatal", what, cure, Where.at((called and built(called[-1])) or place, also=(str(place),) if called else ()),
+                yield Finding("loss-head-mismatch", "certain", "fatal", what, cure, Where.at((called and loss_built(window, called[-1])) or place, also=(str(place),) if called else ()),
                               first_step=fact.step, evidence=(Evidence(f"{fact.get('type')}: {message[:160]}", "exception"),), explains=("script-failed",))
                 return

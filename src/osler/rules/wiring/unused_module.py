@@ -86,7 +86,7 @@ def outermost(window: Window, uids: set[int]) -> dict[str, Any] | None:
 def told(window: Window, uids: set[int], called: list[Pass]) -> Finding:
     known, mods = parameters(window), modules(window)
     module = outermost(window, uids)
-    first = next(u for u in sorted(uids) if module is None or u in module_uids(window, module) or True)
+    first = min(uids)
     op: Op | None = next((o for run in called for o in run.uses({first})), None)
     place = call_line(mods, op, module["id"]) if op is not None and module is not None else op.at if op is not None else None
     name = (module["name"] or module["class"]) if module is not None else known.get(first, {}).get("name", "a parameter")
@@ -97,10 +97,6 @@ def told(window: Window, uids: set[int], called: list[Pass]) -> Finding:
         f"Use the result of {quoted(window, place, name)}, or remove {name}.", Where.at(place or built, module=name, also=(str(built),) if built and built != place else ()), first_step=0,
         evidence=(Evidence(f"{count(len(uids), 'parameter')} ({shown(all_names)}) never got a gradient; their operations run, and no value of theirs enters the loss", "gradients/never",
                            value=float(len(uids)), threshold=0.0, samples=starved(window).steps),), explains=("loss-plateau", "vanishing-gradients"))
-
-
-def module_uids(window: Window, module: dict[str, Any]) -> set[int]:
-    return set(module.get("direct") or ())
 
 
 def never_called(window: Window, uids: set[int]) -> Iterator[Finding]:
