@@ -169,7 +169,7 @@ def may_explain(cause: Finding, effect: Finding) -> bool:
     """Whether the graph, or the rule itself, says so, and nothing in the two findings speaks against it.
 
     A weaker claim never hides a stronger one, a note never hides a loud finding, a statistical link never hides a
-    certain fact, and what began after the end of the other cannot have caused it. A symptom is folded under any claim
+    certain fact, and a statistic that began after the end of the other cannot have caused it. A symptom is folded under any claim
     that says why.
     """
     edge = _EDGE.get((cause.cause, effect.cause))
@@ -182,8 +182,9 @@ def may_explain(cause: Finding, effect: Finding) -> bool:
         return False
     if effect.certainty == "certain" and effect.cause not in STATISTICAL and not said and not (edge and edge.firm):
         return False
-    late = cause.first_step is not None and effect.last_step is not None and cause.first_step > effect.last_step
-    return not late
+    if cause.certainty == "certain":  # a fact of the program may be written long after it began
+        return True
+    return cause.first_step is None or effect.last_step is None or cause.first_step <= effect.last_step
 
 
 def fold(findings: Sequence[Finding]) -> list[Finding]:

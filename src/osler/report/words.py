@@ -50,7 +50,7 @@ def span(when: dict[str, Any]) -> str:
     if first is None:
         return "" if last is None else f"until step {last}"
     if last is None:
-        return f"from step {first}"
+        return f"from step {first}" if first else "from the start"
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
