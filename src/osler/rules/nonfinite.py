@@ -61,7 +61,9 @@ def describe(fact: Fact) -> str:
     low, high = number(o.get("min")), number(o.get("max"))
     if low is not None and high is not None:
         parts.append(f"range {low:.3g} to {high:.3g}")
-    text = f"{str(fact.get('op') or 'operation').removesuffix('Backward0')}"
+    if not fact.get("op"):
+        return "which operation made it was not seen"
+    text = str(fact.get("op")).removesuffix("Backward0")
     return text + (f": its operand has shape {tuple(o.get('shape') or ())}, " + ", ".join(parts) if parts else "")
 
 
@@ -85,6 +87,6 @@ def growing(fact: Fact | None, window: Window, factor: float = 10.0) -> float | 
     seen = [*loss[np.isfinite(loss)].tolist(), *recent]
     if len(seen) < 2:
         return None
-    start = abs(float(np.median(seen[: max(1, min(3, len(seen) // 2))])))
+    start = abs(seen[0])
     top = max(abs(x) for x in seen[1:])
     return top / start if start > 0 and top > factor * start else None

@@ -3,13 +3,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.curve import modules
-from osler.rules.script import FUNCTIONS, calls, evaluation_block, repeats_same_input, words
+from osler.rules.script import FUNCTIONS, LOOPS, calls, evaluation_block, place, repeats_same_input, words
 
 JUDGES = re.compile(r"(^|_)(acc\w*|correct|hits?|loss\w*|criterion|mse|rmse|mae|err\w*|auc|auroc|f1|nll|bce|iou|dice|bleu|perplexity|ppl|metric\w*|ndcg|recall|"
                     r"precision|score\w*|val|valid\w*|vl|va|test\w*|eval\w*|confusion\w*|argmax|topk|eq)(_|$|\d)", re.I)
@@ -42,49 +44,59 @@ def check(window: Window, *, min_dropout: float = 0.02) -> Iterator[Finding]:
     dropout_p = {str(m.get("name")): m.get("attrs", {}).get("p") for m in known.values() if isinstance(m.get("attrs"), dict)}
     untracked = {str(m.get("name")) for m in known.values()
                  if isinstance(m.get("attrs"), dict) and m["attrs"].get("track_running_stats") is False}
-    groups: dict[tuple[str, int], list[tuple[Fact, list[str], list[str]]]] = {}
+    groups: dict[tuple[str, int], list[Seen]] = {}
     for phase in window.facts("phase"):
-        dropout, batchnorm = active(phase, dropout_p, untracked, min_dropout)
-        if (dropout or batchnorm) and phase.at is not None and judged(window, phase):
-            groups.setdefault((phase.at.file, phase.at.line), []).append((phase, dropout, batchnorm))
+        for row in phase.get("roots") or ():
+            at = place(row.get("at")) or phase.at
+            dropout, batchnorm = active(row, dropout_p, untracked, min_dropout)
+            if (dropout or batchnorm) and at is not None and judged(window, phase, row, at):
+                groups.setdefault((at.file, at.line), []).append(Seen(phase, at, int(row.get("forwards") or 0), dropout, batchnorm))
+    if not groups:
+        yield from without_no_grad(window, known, min_dropout)
     for seen in groups.values():
-        phase, dropout, batchnorm = seen[-1]
-        forwards = sum(sum(int(r.get("forwards") or 0) for r in p.get("roots") or () if r.get("training")) for p, _, _ in seen)
+        phase, dropout, batchnorm = seen[-1].phase, seen[-1].dropout, seen[-1].batchnorm
+        forwards = sum(s.forwards for s in seen)
         what = " and ".join(filter(None, (f"{len(dropout)} dropout layer{'s' * (len(dropout) != 1)}" if dropout else "",
                                           f"{len(batchnorm)} batch-norm layer{'s' * (len(batchnorm) != 1)}" if batchnorm else "")))
         names = ", ".join([*batchnorm, *dropout][:4])
-        at = head(window, phase)
+        at = head(window, seen[-1].at)
         called = any(m.get("training") is False for m in window.facts("mode-call"))
         yield Finding(
             "eval-mode-missing", "certain", "harmful", f"Validation runs in train mode: {what} stay active",
             f"Call model.eval() before this evaluation{'' if not called else ' too'}, and model.train() before the next training step.",
-            Where.at(at, module=(batchnorm or dropout)[0] or None, also=(str(phase.at),) if str(phase.at) != str(at) else ()),
-            first_step=min(p.get("first_step", p.step) for p, _, _ in seen), last_step=phase.step,
+            Where.at(at, module=(batchnorm or dropout)[0] or None, also=(str(seen[-1].at),) if str(seen[-1].at) != str(at) else ()),
+            first_step=min(s.phase.get("first_step", s.phase.step) for s in seen), last_step=phase.step,
             evidence=(Evidence(f"in {len(seen)} evaluation{'s' * (len(seen) != 1)} ({forwards} forward passes) the training flag was on; "
                                f"active: {names}", "phase", float(len(seen)), 0.0, forwards),),
             treatment="eval-mode")
 
 
-def active(phase: Fact, dropout_p: dict[str, object], untracked: set[str], least: float) -> tuple[list[str], list[str]]:
-    """Names of the dropout and batch-norm modules that acted as in training, over the roots in train mode."""
-    dropout: list[str] = []
-    batchnorm: list[str] = []
-    for r in phase.get("roots") or ():
-        if r.get("training"):
-            for name in r.get("dropout_active") or ():
-                p = dropout_p.get(name)
-                if not isinstance(p, int | float) or p >= least:
-                    dropout.append(str(name))
-            batchnorm += [str(n) for n in r.get("batchnorm_training") or () if n not in untracked]
-    return dropout, batchnorm
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One root that acted as in training during one stretch."""
+
+    phase: Fact
+    at: Location
+    forwards: int
+    dropout: list[str]
+    batchnorm: list[str]
 
 
-def judged(window: Window, phase: Fact) -> bool:
+def active(row: dict[str, Any], dropout_p: dict[str, Any], untracked: set[str], least: float) -> tuple[list[str], list[str]]:
+    """Names of the dropout and batch-norm modules that acted as in training, if this root was in train mode."""
+    if not row.get("training"):
+        return [], []
+    p = {name: dropout_p.get(name) for name in row.get("dropout_active") or ()}
+    return ([str(n) for n, v in p.items() if not isinstance(v, int | float) or v >= least],
+            [str(n) for n in row.get("batchnorm_training") or () if n not in untracked])
+
+
+def judged(window: Window, phase: Fact, row: dict[str, Any], at: Location) -> bool:
     """Whether this stretch evaluates the model, as opposed to sampling from it, labelling with it or warming it up."""
-    at = phase.at
-    if at is None or not phase.get("first_step", phase.step):
+    if not phase.get("first_step", phase.step):
         return False
-    if "update_bn" in window.line(at.file, at.line) or "swa_utils" in (phase.lib or "") or repeats_same_input(window, at):
+    averaged = row.get("class") == "AveragedModel" and "update_bn(" in window.sources.get(at.file, "")
+    if averaged or "update_bn" in window.line(at.file, at.line) or "swa_utils" in (phase.lib or "") or repeats_same_input(window, at):
         return False
     block = evaluation_block(window, at)
     if block is None:
@@ -104,11 +116,32 @@ def result_dropped(block: ast.AST, at: Location) -> bool:
         and not isinstance(getattr(n.value, "func", None), ast.Attribute) for n in ast.walk(block))
 
 
-def head(window: Window, phase: Fact) -> Location | None:
+def head(window: Window, at: Location) -> Location:
     """The line at which ``model.eval()`` belongs: head of the evaluation function, ``with`` or loop."""
-    if phase.at is None:
-        return None
-    block = evaluation_block(window, phase.at)
-    if block is None:
-        return phase.at
-    return Location(phase.at.file, block.lineno, block.name if isinstance(block, FUNCTIONS) else phase.at.function)
+    block = evaluation_block(window, at)
+    return at if block is None else Location(at.file, block.lineno, block.name if isinstance(block, FUNCTIONS) else at.function)
+
+
+def without_no_grad(window: Window, known: dict[int, dict[str, Any]], least: float) -> Iterator[Finding]:
+    """Evaluation with gradients on looks like training to a watcher; here the losses that no backward used and the text tell."""
+    counts = window.last("cycle")
+    unused = int(counts.get("losses_without_backward") or 0) if counts is not None else 0
+    if not unused or any(m.get("training") is False for m in window.facts("mode-call")):
+        return
+    noisy = [m for m in known.values() if m.get("training") and isinstance(m.get("attrs"), dict)
+             and (("Dropout" in str(m.get("class")) and (m["attrs"].get("p") or 0) >= least)
+                  or ("BatchNorm" in str(m.get("class")) and m["attrs"].get("track_running_stats") is not False))]
+    for criterion in window.facts("criterion"):
+        block = evaluation_block(window, criterion.at) if criterion.at is not None else None
+        named = block.name if isinstance(block, FUNCTIONS) else ""
+        if criterion.at is None or not noisy or not isinstance(block, (*FUNCTIONS, *LOOPS)) or not any(JUDGES.search(w) for w in words(block)) \
+                or (named and not re.search("eval|valid|test|accuracy|score|check", named, re.I)):
+            continue
+        names = ", ".join(str(m.get("name")) for m in noisy[:4])
+        yield Finding(
+            "eval-mode-missing", "certain", "harmful", f"eval() is never called: {len(noisy)} layers act as in training while the model is judged",
+            "Call model.eval() before this evaluation and model.train() after it (and wrap it in torch.no_grad()).",
+            Where.at(Location(criterion.at.file, block.lineno), module=str(noisy[0].get("name")), also=(str(criterion.at),)),
+            evidence=(Evidence(f"{unused} losses were computed that no backward used, and no call of eval() in the run; active: {names}",
+                               "cycle", float(unused), 0.0, unused),), treatment="eval-mode")
+        return

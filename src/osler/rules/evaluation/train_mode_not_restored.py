@@ -29,7 +29,7 @@ def check(window: Window, *, min_share: float = 0.05, min_steps: int = 3) -> Ite
 
     **Source.** Handbook A §27; vsepp issue 4.
     """
-    total = window.n_steps
+    total = max([window.n_steps, *(f.step for f in window.all_facts)])
     flips: dict[int, list[Fact]] = {}
     for fact in window.facts("train-mode"):
         flips.setdefault(fact.get("root"), []).append(fact)

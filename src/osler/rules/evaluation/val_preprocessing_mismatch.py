@@ -46,15 +46,16 @@ def differ(a: tuple[float, float], b: tuple[float, float], ratio: float, shift: 
 
 def worse(window: Window, margin: float = 1.3) -> bool | None:
     """Whether validation loss lies above training loss; ``None`` where one of them was not seen."""
-    calls_ = window.calls
-    calls_ = calls_[np.isfinite(calls_["value"])]
-    train, val = calls_[calls_["phase"] == 0], calls_[calls_["phase"] == 1]
-    if not len(val):
+    val = window.calls[(window.calls["phase"] == 1) & np.isfinite(window.calls["value"])]
+    train = window.steps[np.isfinite(window.steps["loss"])]
+    pairs = []
+    for step in np.unique(val["step"]):
+        before = train[(train["step"] <= step) & (train["step"] > step - 100)]["loss"][-20:]
+        if len(before):
+            pairs.append((float(np.median(before)), float(np.mean(val[val["step"] == step]["value"]))))
+    if not pairs:
         return None
-    after = train[train["step"] >= val["step"].min() - 50]
-    if not len(after):
-        return None
-    a, b = float(np.median(after["value"])), float(np.median(val["value"]))
+    a, b = (float(np.median(x)) for x in zip(*pairs[len(pairs) // 2:], strict=True))
     return b > margin * a if a > 0 else b > a
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
+from osler.core.facts import Fact
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
@@ -46,10 +48,15 @@ def check(window: Window, *, path: float = 0.1, reach: float = 0.1, fall: float 
     asked = (made.get("defaults") or {}).get("lr")
     scheduled = peak > 1.2 * float(np.median(lr[-max(3, len(lr) // 10):])) or lr[-1] > 1.2 * float(np.median(lr)) or \
         (isinstance(asked, int | float) and peak < 0.2 * asked)
-    ratio = float(np.median(move.ratio))
-    moved = ratio * line.n
+    n = int(max(window.n_steps, line.steps[-1]) - line.steps[0] + 1)
+    typical = typical_rate(window, move.steps, made)
+    if typical is None:
+        return
+    used, factors = typical
+    ratio = float(np.median(move.ratio[used] * factors))
+    moved = ratio * n
     level = np.maximum(np.interp(move.steps, line.steps, line.loss), 1e-12)
-    bought = float(np.median(move.promise / level)) * line.n
+    bought = float(np.median((move.promise / level)[used] * factors)) * n
     if scheduled or clipped(window) or not ratio > 0 or moved > path or bought > reach or bought <= 0:
         return
     factor = healthy / ratio
@@ -57,13 +64,27 @@ def check(window: Window, *, path: float = 0.1, reach: float = 0.1, fall: float 
         return
     nice = float(f"{factor * peak:.0e}")
     yield Finding(
-        "lr-too-low", "measured", "harmful", f"{line.n} steps at learning rate {peak:.3g} moved the weights by {moved:.1%} at most",
+        "lr-too-low", "measured", "harmful", f"{n} steps at learning rate {peak:.3g} moved the weights by {moved:.1%} at most",
         f"Raise the learning rate, to about {nice:.0e} (now {peak:.3g}).", Where.at(made.at), first_step=1, last_step=int(line.steps[-1]),
-        evidence=(Evidence(f"a step changes the weights by {ratio:.1e} of their norm (median over {move.layers} matrices and {len(move.steps)} sampled "
-                           "steps)", "layers/update_norm", ratio, healthy, len(move.steps)),
-                  Evidence(f"all {line.n} steps together could lower the loss by at most {bought:.1%}", "layers/descent", bought, reach, len(move.steps)),
+        evidence=(Evidence(f"a step changes the weights by {ratio:.1e} of their norm (median over {move.layers} matrices; sampled {len(factors)} times)", "layers/update_norm", ratio, healthy, len(factors)),
+                  Evidence(f"all {n} steps together could lower the loss by at most {bought:.1%}", "layers/descent", bought, reach, len(factors)),
                   Evidence(f"the loss went from {line.start:.4g} to {line.late:.4g}", "steps/loss", line.fall, fall, line.n)),
         treatment="lr-up")
+
+
+def typical_rate(window: Window, sampled: npt.NDArray[np.int64], made: Fact) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]] | None:
+    """Which samples count, and the factor from each to an ordinary step: its learning rate against the run's median, and the
+    momentum that the first steps have not gathered yet."""
+    rows = newest(window)
+    rows = rows[np.isfinite(rows["lr"])]
+    if not len(rows):
+        return None
+    rate = np.interp(sampled, rows["step"], rows["lr"].astype(float))
+    middle = float(np.median(rows["lr"][rows["lr"] > 0])) if (rows["lr"] > 0).any() else 0.0
+    used = rate > 0
+    momentum = (made.get("defaults") or {}).get("momentum") or 0.0
+    ramp = np.where(sampled < 10, 1 / (1 - min(float(momentum), 0.99)), 1.0)
+    return (used, (middle / rate[used]) * ramp[used]) if used.any() and middle > 0 else None
 
 
 def solved(window: Window) -> bool:

@@ -14,7 +14,7 @@ RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoi
 
 
 @rule("dead-units", "signal")
-def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samples: int = 3, min_batch: int = 8) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samples: int = 2, min_batch: int = 8) -> Iterator[Finding | NotChecked]:
     """Most units of a layer are zero for every sample.
 
     **What it is.** Rectified units whose input is negative for all data: output and gradient are exactly 0, so they cannot

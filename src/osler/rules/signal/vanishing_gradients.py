@@ -16,7 +16,7 @@ SQUASH = ("Sigmoid", "Tanh", "Softsign", "LogSigmoid")
 
 
 @rule("vanishing-gradients", "signal")
-def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_depth: int = 4, min_samples: int = 3) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_depth: int = 4, min_samples: int = 2) -> Iterator[Finding | NotChecked]:
     """The gradient dies on its way to the first layers.
 
     **What it is.** Each layer shrinks the gradient (saturating activations, small initial weights, no residual path), so the
