@@ -33,7 +33,7 @@ def batch_mixing(subject: Subject, layout: Layout, batch: Batch, random: bool) -
     effect, index, mixed, own = _others(batch)
     row: dict[str, Any] = {
         "root": subject.capture.root_id, "samples": batch.n, "mixed": mixed, "effect": figure(effect), "axis": layout.axis, "axis_by": layout.by,
-        "square_input": layout.graph, "square_output": any(batch.judged.values()), "order": None, "inside": False,
+        "square_input": layout.graph, "fixed_size": batch.fixed, "square_output": any(batch.judged.values()), "order": None, "inside": False,
         **describe(None, subject)}
     if mixed and layout.ambiguous and not _other_axis_mixes(subject, layout):
         row |= {"unclear": True, "why": "the input may be time-first: along its second axis nothing mixes"}
@@ -98,8 +98,12 @@ def _first_mixing(batch: Batch, index: int) -> Op | None:
     return first(_record(batch, batch.inputs), _record(batch, batch.changed(index)), judge)
 
 
-def _order(batch: Batch, order: torch.Tensor) -> tuple[bool, Op | None]:
-    after = batch.subject.run(batch.reordered(order))
+def _order(batch: Batch, order: torch.Tensor) -> tuple[bool | None, Op | None]:
+    try:
+        after = batch.subject.run(batch.reordered(order))
+    except Exception:
+        # Sequences packed in order of length do not take another order.
+        return None, None
     for path in batch.judged:
         tolerance = _tolerance(batch.base[path], ORDER_EFFECT)
         if path in after and follows(batch.base[path], after[path], order, tolerance) == MIXED:

@@ -14,6 +14,7 @@ from osler.watch.experiments.subject import Subject, Tensors, Unclear, is_mask, 
 SAMPLES = 8
 AGREE = 0.95
 IGNORED = -100
+LABELS = ("labels", "targets", "target", "decoder_labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +71,27 @@ def find_shift(subject: Subject) -> Shift | None:
     if target is None or target.dim() == 0:
         return None
     found: list[Shift] = []
+    whole = [p for p, t in subject.inputs.items() if not t.is_floating_point() and t.dim() == 2 and not is_mask(t)]
     for path, tensor in subject.inputs.items():
         if tensor.is_floating_point() == target.is_floating_point() and tensor.dim() == 2 + tensor.is_floating_point() and not is_mask(tensor):
-            found += [s for axis in (1, 0) for s in _shifts(path, tensor, target, axis) if s.share >= AGREE]
+            # The target itself may be an argument beside the real input (labels of an encoder-decoder).
+            labels = path[-1] in LABELS or (len(whole) > 1 and tensor.untyped_storage().data_ptr() == target.untyped_storage().data_ptr())
+            found += [s for axis in (1, 0) for s in _shifts(path, tensor, target, axis) if s.share >= AGREE and not (labels and s.by == 0)]
     found.sort(key=lambda s: (-s.share, s.by != 1))
     # Labels handed to the module agree as well, but do not matter to its outputs (only to a loss it computes).
-    matters = {path: _matters(subject, path) for path in dict.fromkeys(s.path for s in found)}
-    return next((s for s in found if matters[s.path]), None)
+    matters = {(s.path, s.axis): _matters(subject, s) for s in found}
+    return next((s for s in found if matters[s.path, s.axis]), None)
 
 
-def _matters(subject: Subject, path: Path) -> bool:
-    base, after = subject.run(), subject.run({path: subject.inputs[path].flip(0, 1)})
+def _matters(subject: Subject, shift: Shift) -> bool:
+    axes = _axes(subject.inputs, shift.path, 1 - shift.axis)
+    few: Tensors = {p: subject.inputs[p].detach().narrow(a, 0, min(4, subject.inputs[p].shape[a])) for p, a in axes.items()}
+    try:
+        base = subject.run(few)
+    except Exception:
+        few = {shift.path: subject.inputs[shift.path]}
+        base = subject.run(few)
+    after = subject.run({**few, shift.path: few[shift.path].flip(0, 1)})
     return any(t.dim() > 0 and not torch.equal(t, after.get(p, t)) for p, t in base.items())
 
 
@@ -127,14 +138,17 @@ def find_layout(subject: Subject, shift: Shift | None) -> Layout:
     if n < 2:
         raise Unclear("one sample only")
     axes = _axes(inputs, main, axis)
-    return Layout(main, axis, n, axes, by, ambiguous, any(_relates(p, t, main, n) for p, t in inputs.items()))
+    held = [t for m in subject.root.modules() for t in (*m._buffers.values(), *vars(m).values()) if isinstance(t, torch.Tensor)]
+    graph = any(_relates(t, n) for t in (*held, *(t for p, t in inputs.items() if p != main)))
+    return Layout(main, axis, n, axes, by, ambiguous, graph)
 
 
-def _relates(path: Path, tensor: torch.Tensor, main: Path, n: int) -> bool:
-    if tensor.layout != torch.strided or (tensor.dim() == 2 and path != main and tensor.shape[0] == tensor.shape[1] == n):
+def _relates(tensor: torch.Tensor, n: int) -> bool:
+    """An adjacency matrix (dense or sparse) or a list of edges among ``n`` samples."""
+    if tensor.layout != torch.strided or (tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1] == n):
         return True
     whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
-    return bool(whole and path != main and tensor.dim() == 2 and tensor.shape[0] == 2 and n > 2 and tensor.numel() and int(tensor.max()) < n)
+    return bool(whole and tensor.dim() == 2 and tensor.shape[0] == 2 and n > 2 and tensor.numel() and int(tensor.max()) < n)
 
 
 def _batch_axis(subject: Subject, main: Path, shift: Shift | None) -> tuple[int, str, bool]:
@@ -166,7 +180,7 @@ def _batch_axis(subject: Subject, main: Path, shift: Shift | None) -> tuple[int,
 class Batch:
     """A few of the captured samples, as many as no other axis is long, so that the samples' axis can be told by its length.
 
-    Falls back to all samples where the module insists on its batch size. The module must be in evaluation mode.
+    Falls back to all samples where the module insists on its batch size (``fixed``). The module must be in evaluation mode.
     """
 
     def __init__(self, subject: Subject, axes: dict[Path, int], n: int) -> None:
@@ -175,13 +189,14 @@ class Batch:
         taken |= {size for p, t in subject.inputs.items() for a, size in enumerate(t.shape) if axes.get(p) != a}
         wish = [k for k in (7, 5, 8, 6, 11, 9, 10, 4, 3) if k <= n and k not in taken]
         self.n = wish[0] if wish else min(n, SAMPLES)
+        self.fixed = False
         try:
             self.inputs = self.take(torch.arange(self.n) * n // self.n)
             self.base = subject.run(self.inputs)
         except Exception:
             if self.n == n:
                 raise
-            self.n = n
+            self.n, self.fixed = n, True
             self.inputs = self.take(torch.arange(n))
             self.base = subject.run(self.inputs)
 

@@ -62,7 +62,7 @@ def run(capture: Capture, emit: Emit, seconds: float = 5.0) -> None:
     attempt("batch-mixing", need(lambda known, some: batch_mixing(subject, known, some, random)))
     if shift is not None:
         attempt("causality", need(lambda known, some: causality(subject, known, some, shift)))
-    attempt("input-independence", need(lambda known, _: input_independence(subject, known)))
+    attempt("input-independence", need(lambda known, some: input_independence(subject, known, some)))
     subject.training()
     if batch is not None:
         attempt("input-mutated", lambda: input_mutated(subject, few))
