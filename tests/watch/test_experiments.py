@@ -209,6 +209,17 @@ def test_graphs_and_similarities_are_marked():
 
     fact = experiment(capture_of(Graph(), x, adjacency, target=torch.randint(0, 3, (20,))))["batch-mixing"]
     assert fact["mixed"] is True and fact["square_input"] is True
+
+    class Held(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("adjacency", adjacency)
+
+        def forward(self, x):
+            return super().forward(self.adjacency @ x)
+
+    fact = experiment(capture_of(Held(), x, target=torch.randint(0, 3, (20,))))["batch-mixing"]
+    assert fact["mixed"] is True and fact["square_input"] is True and fact["fixed_size"] is True
     pairs = experiment(capture_of(Apply(lambda h: h @ h.T), x, target=torch.arange(20)))["batch-mixing"]
     assert pairs["square_output"] is True
 
@@ -321,6 +332,13 @@ def test_labels_among_the_arguments_and_continuous_series():
     text = torch.randint(0, 16, (20, 17))
     fact = experiment(capture_of(Both(True), text[:, :-1], text[:, 1:], target=text[:, 1:].flatten()))["causality"]
     assert fact["leak"] is True and fact["shift"] == 1
+
+    class Translator(CharLstm):
+        def forward(self, source, labels):
+            return self.head(self.lstm(self.token(labels.roll(1, 1)))[0] + self.token(source).mean((1, 2))[:, None, None])
+
+    source = torch.randint(0, 16, (20, 16))
+    assert "causality" not in experiment(capture_of(Translator(False), source, labels=text[:, 1:], target=text[:, 1:].flatten()))
     series = torch.randn(12, 31, 1)
     lstm = Apply2(nn.Sequential(nn.LSTM(1, 1, batch_first=True, bidirectional=True)))
     fact = experiment(capture_of(lstm, series[:, :-1], target=series[:, 1:]))["causality"]

