@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "zoo")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "zoo"), str(ROOT / "bench" / "overhead")]
+import analyse  # noqa: E402
 import harness  # noqa: E402
 import score  # noqa: E402
 
@@ -78,3 +79,32 @@ def test_bootstrap_interval_holds_the_median() -> None:
     assert low < median < high
     assert abs(median - 1) < 0.02 and high - low < 0.05
     assert np.isnan(harness.bootstrap_median([])[0])
+
+
+def steps(rng: np.random.Generator, count: int, cost: float, every_fiftieth: float = 0.0) -> np.ndarray:
+    """Step rows on a machine that slows down threefold in the middle."""
+    rows, now = [], 0.0
+    for i in range(count):
+        slow = 3.0 if 2.0 < now < 4.0 else 1.0
+        took = (cost + (every_fiftieth if i % 50 == 0 else 0.0)) * slow * rng.lognormal(0, 0.05)
+        rows.append((now, took, took))
+        now += took
+    return np.array(rows)
+
+
+def test_ratio_of_two_runs_at_the_same_time() -> None:
+    rng = np.random.default_rng(1)
+    rounds = [analyse.compare(steps(rng, 600, 0.010), steps(rng, 600, 0.0103, every_fiftieth=0.010)) for _ in range(6)]
+    median, low, high = analyse.estimate([r.medians for r in rounds])
+    assert abs(median - 1.03) < 0.01 and low < median < high and high - low < 0.02
+    mean, _, _ = analyse.estimate([r.cpu_means for r in rounds])
+    assert abs(mean - 1.05) < 0.015, "the dear step among fifty is in the mean"
+    alone = analyse.estimate([r.medians for r in rounds[:1]])
+    assert alone[1] < alone[0] < alone[2]
+
+
+def test_runs_that_never_met_are_refused() -> None:
+    rng = np.random.default_rng(2)
+    early = steps(rng, 50, 0.01)
+    with pytest.raises(ValueError, match="no time in common"):
+        analyse.compare(early, early + np.array([100.0, 0, 0]))
