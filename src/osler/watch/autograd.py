@@ -12,7 +12,7 @@ import torch
 from osler.core.facts import Location
 from osler.watch import nonfinite, snapshot
 from osler.watch.cycle import Loop
-from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, walk
+from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
 from osler.watch.readout import on_cpu, scalar
 from osler.watch.session import Session
 from osler.watch.trace import Tracer
@@ -36,6 +36,7 @@ class Backwards:
         self.total = 0
         self.count = 0
         self.loss = float("nan")
+        self.known_loss = False
         self.recent: deque[float] = deque(maxlen=8)
         self.reached: set[int] = set()
         self.front: torch.Tensor | None = None
@@ -45,11 +46,14 @@ class Backwards:
         self.walk_cost = 0.0
         self.nonfinite_facts = 0
         self.nan_gradient_step = -1
+        self.poisoned_told = False
         self.never: dict[int, int] = {}
         self.looked = 0
         self.given: dict[int, int] = {}
         self.nonzero: dict[int, int] = {}
         self.risky: list[tuple[str, dict[str, Any], Any]] = []
+        self.risk_paths: list[tuple[str, tuple[int, ...], Any, str | None]] = []
+        self.risk_cost = 0.0
         self.jobs: list[Any] = []
         self.experimented: set[int] = set()
         self.criteria: Any = None
@@ -71,6 +75,7 @@ class Backwards:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         root = roots[0]
         self.loss = value = scalar(root)
+        self.known_loss = root.numel() == 1 and on_cpu(root)
         for loop in self.training.loops:
             loop.before_backward()
         finite = value == value and value not in (INF, -INF)
@@ -82,8 +87,11 @@ class Backwards:
             self.loss_nonfinite(roots, value)
         self.recent.append(value)
         due = self.total >= self.walk_next and session.budget.allows(self.walk_cost)
+        self.risky = []
         if self.tracer.armed or due:
             self.look(roots, retain_graph)
+        elif self.risk_paths:
+            self.check_risks([r.grad_fn for r in roots])
 
     def after(self) -> None:
         for loop in self.training.loops:
@@ -158,13 +166,28 @@ class Backwards:
             self.front = min(far, key=lambda p: p.numel())
 
     def _note_risks(self, key: Any, found: Walk) -> None:
-        """Operands of risky operations in this very graph, so that a gradient that turns out NaN can be explained."""
+        """Where operations with a possibly singular derivative lie in this graph, so that later ones can be checked quickly."""
+        paths = []
+        for index in nonfinite.risks(found):
+            if len(paths) >= 8:
+                break
+            place, how = self.lines.of(key, found, index)
+            paths.append((found.names[index], found.path(index), place, how))
+        if paths:
+            self.risk_paths = paths
+            self.check_risks([found.nodes[0]])
+
+    def check_risks(self, roots: list[Any]) -> None:
+        """Operands of those operations in the graph at hand: they explain a gradient that turns out NaN."""
+        start = perf_counter()
         self.risky = []
-        for index in nonfinite.risks(found)[:40]:
-            verdict = nonfinite.singular(found.names[index], found.nodes[index])
-            if verdict is not None:
-                place, how = self.lines.of(key, found, index)
-                self.risky.append((verdict[0], {**verdict[1], "op": found.names[index], "line_by": how}, place))
+        for name, path, place, how in self.risk_paths:
+            node = follow(roots, path)
+            if node is not None and type(node).__name__ == name and nonfinite.suspect(name, node):
+                verdict = nonfinite.singular(name, node)
+                if verdict is not None:
+                    self.risky.append((verdict[0], {**verdict[1], "op": name, "line_by": how}, place))
+        self.risk_cost = perf_counter() - start
 
     # -- values gone wrong -----------------------------------------------------------------------------------------
 
@@ -172,6 +195,8 @@ class Backwards:
         """A loss that is not finite, seen before its backward: the graph still holds the operands."""
         self.nonfinite_facts += 1
         session = self.session
+        if self.poisoned_told:
+            return
         at, lib = user_line(), library_line()
         found = walk([r.grad_fn for r in roots if r.grad_fn is not None])
         poisoned = [session.registry.uid(leaf) for leaf in found.leaves if on_cpu(leaf) and not bool(torch.isfinite(leaf.detach()).all())]
@@ -184,11 +209,12 @@ class Backwards:
         elif entered is not None:
             index, operand = entered
             kind = "parameter" if poisoned else "input"
+        self.poisoned_told = bool(poisoned)
         place, how = self.lines.of((str(at), lib), found, index) if index is not None else (None, None)
         session.fact("nonfinite", place or at, lib, what="loss", value="nan" if value != value else "inf", before_step=not poisoned,
                      op=found.names[index] if index is not None else None, op_kind=kind, operand=operand, line_by=how,
                      parameters=poisoned[:50], recent_losses=[v if v == v and abs(v) != INF else None for v in self.recent],
-                     backward_at=at.to_json() if at else None, batch=self.training.observer.batch_figures())
+                     backward_at=at.to_json() if at else None, candidates=self._candidates(), batch=self.training.observer.batch_figures())
 
     def gradient_nonfinite(self, loop: Loop, value: float) -> None:
         """A gradient that is not finite although the loss was: born in backward."""
@@ -205,13 +231,19 @@ class Backwards:
             kind, operand, place = self.risky[0]
             how = operand.get("line_by")
         else:
-            candidates = self.lines.candidates(nonfinite.RISKY)
+            candidates = sorted(self.risk_paths, key=lambda row: nonfinite.LIKELIEST.index(row[0]) if row[0] in nonfinite.LIKELIEST else 99)
             if candidates:
-                operand, place, how = {"op": candidates[-1][0]}, candidates[-1][1], "candidate"
+                operand, place, how = {"op": candidates[0][0]}, candidates[0][2], "candidate"
         self.session.fact("nonfinite", place or user_line(), what="gradient", value="nan" if value != value else "inf", before_step=True,
                           op=(operand or {}).get("op"), op_kind=kind, operand=operand, line_by=how, parameters=bad[:200],
-                          candidates=[{"op": n, "at": p.to_json()} for n, p in self.lines.candidates(nonfinite.RISKY)][:10],
+                          candidates=self._candidates(),
                           loss=self.loss, recent_losses=list(self.recent), scaled=self.training.observer.scaled)
+
+    def _candidates(self) -> list[dict[str, Any]]:
+        """Operations of the known graphs whose derivative can be singular, likeliest first."""
+        rank = nonfinite.LIKELIEST
+        rows = sorted(self.risk_paths, key=lambda row: rank.index(row[0]) if row[0] in rank else 99)
+        return [{"op": row[0], "at": row[2].to_json() if row[2] else None} for row in rows]
 
     # -- gradients that never come ---------------------------------------------------------------------------------
 

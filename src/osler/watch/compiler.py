@@ -5,6 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 
+FRAME = "<osler importlib._bootstrap>"
+"""File name of frames that only pass a user's call on. ``warnings`` skips frames whose name holds these two words when it
+counts stack levels, so a warning still names the user's line."""
+
+
+def passing(fn: Any) -> Any:
+    """Give a wrapper's code the name of a passing frame (see ``FRAME``); the function is returned."""
+    fn.__code__ = fn.__code__.replace(co_filename=FRAME)
+    return fn
+
+
 def invisible(fn: Any) -> Any:
     """Mark a wrapper so that Dynamo neither traces it nor warns: it is called eagerly at the graph break that the wrapped
     function causes anyway. Uses a private strategy call where this torch has it."""

@@ -35,6 +35,15 @@ class Walk:
     reentrant: bool = False
     compiled: bool = False
     truncated: bool = False
+    parents: list[tuple[int, int]] = field(default_factory=list)
+
+    def path(self, index: int) -> tuple[int, ...]:
+        """Child numbers that lead from the root to node ``index``; the first entry is the number of the root."""
+        steps: list[int] = []
+        while index >= 0:
+            index, child = self.parents[index]
+            steps.append(child)
+        return tuple(reversed(steps))
 
     @property
     def histogram(self) -> dict[str, int]:
@@ -46,10 +55,11 @@ def walk(roots: Sequence[Any], limit: int = MAX_NODES) -> Walk:
     result = Walk()
     seen: set[Any] = set()
     queue: list[Any] = []
-    for root in roots:
+    for number, root in enumerate(roots):
         if root is not None and root not in seen:
             seen.add(root)
             queue.append(root)
+            result.parents.append((-1, number))
     position = 0
     while position < len(queue):
         node = queue[position]
@@ -65,14 +75,28 @@ def walk(roots: Sequence[Any], limit: int = MAX_NODES) -> Walk:
             result.reentrant = True
         elif name.startswith("CompiledFunction"):
             result.compiled = True
-        for child, _ in node.next_functions:
+        for number, (child, _) in enumerate(node.next_functions):
             if child is not None and child not in seen:
                 seen.add(child)
                 queue.append(child)
+                result.parents.append((position - 1, number))
         if position >= limit:
             result.truncated = position < len(queue)
             break
     return result
+
+
+def follow(roots: Sequence[Any], path: Sequence[int]) -> Any:
+    """The node at the end of a path from an earlier walk, ``None`` where this graph differs."""
+    if not path or path[0] >= len(roots):
+        return None
+    node = roots[path[0]]
+    for child in path[1:]:
+        following = node.next_functions if node is not None else ()
+        if child >= len(following):
+            return None
+        node = following[child][0]
+    return node
 
 
 def chain(node: Any, limit: int = 12) -> list[str]:
@@ -132,12 +156,3 @@ class Lines:
             if len(places) == 1:
                 return next(iter(places.values())), "unique operation"
         return None, None
-
-    def candidates(self, names: frozenset[str]) -> list[tuple[str, Any]]:
-        """(node name, place) of all learned nodes with one of these names."""
-        found = {}
-        for known, lines in self._known.values():
-            for name, place in zip(known, lines, strict=True):
-                if name in names and place is not None:
-                    found[(name, repr(place))] = (name, place)
-        return list(found.values())

@@ -15,6 +15,11 @@ _installed: list[Any] = []
 """The one session of this process; a second call to ``install`` returns it."""
 
 
+def installed() -> Session | None:
+    """The session of this process, if the taps are in place."""
+    return _installed[0] if _installed else None
+
+
 def install(directory: Path | None = None, budget: float | None = None) -> Session | None:
     """Install all taps.
 
@@ -45,6 +50,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     observer = Observer(session, tracer, hooks)
     training = loop.Training(session, tracer, hooks, observer)
     observer.stop_trace = training.stop_trace
+    session.adopt = training.adopt
     criteria = Criteria(session, observer)
     training.backwards.criteria = criteria
     loaders = loader.Loaders(session, observer, training)
@@ -82,11 +88,11 @@ def _exceptions(session: Session) -> None:
 
 def without_own_frames(trace: TracebackType | None, own: str) -> TracebackType | None:
     """The traceback without frames of files below ``own`` (experiments' user code keeps its frames)."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((own, "<osler")):
         trace = trace.tb_next
     here = trace
     while here is not None and here.tb_next is not None:
-        if here.tb_next.tb_frame.f_code.co_filename.startswith(own):
+        if here.tb_next.tb_frame.f_code.co_filename.startswith((own, "<osler")):
             here.tb_next = here.tb_next.tb_next
         else:
             here = here.tb_next

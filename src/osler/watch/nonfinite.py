@@ -99,6 +99,27 @@ def singular(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+def suspect(name: str, node: Any) -> bool:
+    """A quick look at one node's saved tensor: could its derivative be infinite or undefined here?"""
+    field = QUICK.get(name)
+    if field is None:
+        return False
+    try:
+        tensor = getattr(node, "_saved_" + field)
+    except (RuntimeError, AttributeError):
+        return False
+    if not isinstance(tensor, torch.Tensor) or not on_cpu(tensor) or tensor.numel() == 0:
+        return False
+    if name in ("AcosBackward0", "AsinBackward0", "AtanhBackward0"):
+        return scalar(tensor.detach().abs().max()) >= 1
+    return not scalar(tensor.detach().all())
+
+
+QUICK = {**dict.fromkeys(LOGS, "self"), "SqrtBackward0": "result", "LinalgVectorNormBackward0": "result", "NormBackward0": "result", "NormBackward1": "result",
+         "StdBackward0": "result", "PowBackward0": "self", "PowBackward1": "self", "DivBackward0": "other", "AcosBackward0": "self", "AsinBackward0": "self",
+         "AtanhBackward0": "self"}
+LIKELIEST = ("SqrtBackward0", "LinalgVectorNormBackward0", "NormBackward0", "NormBackward1", "StdBackward0", "LogBackward0", "DivBackward0", "AcosBackward0")
+
 INPUT_FIELDS = ("self", "mat1", "input", "mat2", "other", "indices", "weight", "x")
 
 
@@ -138,4 +159,11 @@ def locate(walked: Walk) -> tuple[int, str, dict[str, Any]] | None:
 
 
 def risks(walked: Walk) -> list[int]:
-    return [i for i, name in enumerate(walked.names) if name in RISKY]
+    """Indices of nodes whose derivative can be singular (a power of one or more is not)."""
+    found = []
+    for index, name in enumerate(walked.names):
+        if name in RISKY:
+            exponent = getattr(walked.nodes[index], "_saved_exponent", None) if name == "PowBackward0" else None
+            if not (isinstance(exponent, int | float) and exponent >= 1):
+                found.append(index)
+    return found

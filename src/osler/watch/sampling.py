@@ -43,13 +43,13 @@ class LayerSamples:
         self._turn = 0
         self._held: tuple[int, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None = None
 
-    def total_norm(self, loop: Loop) -> float:
-        """L2 norm over all gradients of the optimizer (NaN when not measured)."""
+    def total_norm(self, loop: Loop) -> float | None:
+        """L2 norm over all gradients of the optimizer; ``None`` where there is none to read on the CPU."""
         start = perf_counter()
         grads = dense([p.grad for p in loop.parameters() if p.grad is not None])
         values = norms(grads)
         self.norm_cost = perf_counter() - start
-        return sum(v * v for v in values) ** 0.5 if values else float("nan")
+        return sum(v * v for v in values) ** 0.5 if values else None
 
     def before(self, loop: Loop) -> None:
         held: list[torch.Tensor] = []

@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,7 +34,8 @@ class Session:
         self.guard = Guard(self.about_self)
         self.registry = Registry()
         self.compiled = False
-        self.finishers: list[Any] = []
+        self.finishers: list[Callable[[], None]] = []
+        self.adopt: Callable[[Any], None] = lambda _: None
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
@@ -47,6 +49,7 @@ class Session:
         self.own = 0.0
         self.in_step = False
         self.fast = False
+        self.finished = False
         self.main_thread = threading.get_ident()
         self.in_child = getattr(self, "attached_pid", os.getpid()) != os.getpid()
         self.attached_pid = getattr(self, "attached_pid", os.getpid())
@@ -124,8 +127,9 @@ class Session:
 
     def finish(self) -> None:
         """Python ends in order: let every tap say its last word, then flush."""
-        if self.writer is None and not self.pending:
+        if self.finished or (self.writer is None and not self.pending):
             return
+        self.finished = True
         for finisher in self.finishers:
             try:
                 finisher()
@@ -134,3 +138,11 @@ class Session:
         if self.writer is not None:
             self.fact("exit", steps=self.step, clean=True)
             self.writer.close()
+            self.writer = None
+
+    def again(self, directory: Path) -> None:
+        """A new watch in a process whose last one was closed (a notebook)."""
+        self.directory = directory
+        step = self.step
+        self._reset()
+        self.step = step

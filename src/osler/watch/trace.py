@@ -76,25 +76,18 @@ def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
 
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_EXPERIMENTS = os.path.join(_OWN, "experiments") + os.sep
 
 
 def called_by_us(frame: FrameType | None) -> bool:
-    """Whether one of the three innermost frames is a tap: what osler computes is not the user's program. Criterion wrappers
-    only pass a call on, so they do not count."""
+    """Whether one of the three innermost frames is a tap: what osler computes is not the user's program."""
     for _ in range(3):
         if frame is None:
             return False
         name = frame.f_code.co_filename
-        if name.startswith(_OWN) and not (name.endswith("criterion.py") or frame.f_code.co_name in PASSING):
+        if name.startswith(_OWN) and frame.f_code.co_name != "__torch_function__":
             return True
         frame = frame.f_back
     return False
-
-
-PASSING = frozenset(("__torch_function__", "wrapper", "train", "__next__", "load_state_dict", "__init__", "__setstate__", "backward", "__enter__",
-                     "before", "after"))
-"""Wrappers of ours through which the user's own calls run."""
 
 
 class Tracer(TorchFunctionMode):

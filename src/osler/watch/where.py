@@ -21,7 +21,7 @@ def is_user(code: CodeType) -> bool:
     known = _known.get(code)
     if known is None:
         name = code.co_filename
-        known = not (name.startswith(("<frozen", "<string>", "<__array_function__", "<eval_with_key>", _OWN)) or "site-packages" in name
+        known = not (name.startswith(("<frozen", "<string>", "<osler", "<__array_function__", "<eval_with_key>", _OWN)) or "site-packages" in name
                      or "dist-packages" in name or name.startswith(_STDLIB) or os.path.realpath(name).startswith(_STDLIB))
         _known[code] = known
     return known

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from osler.watch.compiler import passing
 from osler.watch.criteria import Criteria
 from osler.watch.session import Session
 
@@ -32,7 +33,7 @@ def make(original: Any, name: str, observe: Any) -> Any:
         observe(name, args, kwargs, result)
         return result
 
-    rebuilt = types.FunctionType(criterion.__code__, F.__dict__, name, criterion.__defaults__, criterion.__closure__)
+    rebuilt = types.FunctionType(passing(criterion).__code__, F.__dict__, name, criterion.__defaults__, criterion.__closure__)
     return functools.update_wrapper(rebuilt, original)
 
 

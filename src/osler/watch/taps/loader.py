@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
 from osler.core.facts import Location
+from osler.watch.compiler import passing
 from osler.watch.observe import Observer
 from osler.watch.readout import array, on_cpu, scalar
 from osler.watch.session import Session
@@ -235,7 +236,7 @@ def install(session: Session, loaders: Loaders) -> None:
             except Exception:
                 guard.failed("loader")
 
-    DataLoader.__init__ = __init__  # type: ignore[method-assign]
+    DataLoader.__init__ = passing(__init__)  # type: ignore[method-assign]
     base = torch_loader._BaseDataLoaderIter
     original_base = base.__init__
 
@@ -248,7 +249,7 @@ def install(session: Session, loaders: Loaders) -> None:
             except Exception:
                 guard.failed("loader")
 
-    base.__init__ = iterator_init  # type: ignore[method-assign]
+    base.__init__ = passing(iterator_init)  # type: ignore[method-assign]
     original_next = base.__next__
     tracer = loaders.training.tracer
 
@@ -274,4 +275,4 @@ def install(session: Session, loaders: Loaders) -> None:
                 guard.failed("loader")
         return batch
 
-    base.__next__ = __next__  # type: ignore[method-assign]
+    base.__next__ = passing(__next__)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from time import perf_counter
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from osler.watch.autograd import Backwards
-from osler.watch.compiler import invisible
+from osler.watch.compiler import invisible, passing
 from osler.watch.cycle import Loop
 from osler.watch.modules import ModuleHooks
 from osler.watch.observe import Observer
@@ -48,6 +49,7 @@ class Training:
         self.cycle_next = 1
         self.samples: set[int] = set()
         self.fast_left = 0
+        self.skipped = 0
         self.window = 0
         self.cycle_cost = 0.0
         self.plain_own = 0.0
@@ -74,6 +76,12 @@ class Training:
                      groups=[{"lr": _number(g.get("lr")), "weight_decay": _number(g.get("weight_decay")), "n": len(g["params"])}
                              for g in optimizer.param_groups[:50]])
         self.arm(loop)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """An optimizer that existed before the watch began."""
+        known = self.by_id.get(id(optimizer))
+        if known is None or known.ref() is not optimizer:
+            self.constructed(optimizer)
 
     def arm(self, loop: Loop) -> None:
         """Record the first two steps of this optimizer (and what the others do meanwhile)."""
@@ -115,33 +123,37 @@ class Training:
             loop.step_line = loop.step_line or user_line()
         if self.tracer.armed:
             self.tracer.event("@step", optimizer=loop.index)
-        self.grad_norm = NAN
+        measured = None
         if early or (session.step >= self.norm_next and session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6)):
-            self.grad_norm = self.layers.total_norm(loop)
-        self._check_sentinel(loop, early)
+            measured = self.layers.total_norm(loop)
+        self.grad_norm = NAN if measured is None else measured
+        self._check_gradients(loop, measured)
         if (count < 6 or session.step >= self.layers.next) and session.budget.allows(self.layers.cost * 1.2):
             self.layers.before(loop)
         if early or (count & (count + 1)) == 0 or count % 256 == 0:
             backwards.look_at_gradients(loop)
         session.own += perf_counter() - start
 
-    def _check_sentinel(self, loop: Loop, early: bool) -> None:
-        """A gradient that is not finite while the loss was: noticed before the step."""
-        norm = self.grad_norm
-        if norm != norm or norm in (float("inf"), float("-inf")):
-            if norm == norm or early:
-                self.backwards.gradient_nonfinite(loop, norm) if (norm != norm and self._has_grads(loop)) or norm == float("inf") else None
-            return
-        if self.backwards.front is not None and (early or not self.session.budget.tight):
-            grad = self.backwards.front.grad
+    def _check_gradients(self, loop: Loop, measured: float | None) -> None:
+        """A gradient that is not finite while the loss was is noticed before the step; with ``--guard`` such a step is skipped."""
+        session, backwards = self.session, self.backwards
+        value = measured
+        if value is None and session.guard_steps:
+            value = self.layers.total_norm(loop)
+        if value is None and backwards.front is not None:
+            grad = backwards.front.grad
             if grad is not None and on_cpu(grad) and not grad.is_sparse:
-                value = scalar(grad.detach().sum()) if grad.numel() <= 4096 else scalar(grad.detach().flatten()[:4096].sum())
-                if value != value or value in (float("inf"), float("-inf")):
-                    self.backwards.gradient_nonfinite(loop, value)
-
-    @staticmethod
-    def _has_grads(loop: Loop) -> bool:
-        return any(p.grad is not None and on_cpu(p.grad) for p in loop.parameters())
+                value = scalar(grad.detach().flatten()[:4096].sum())
+        lost = not math.isfinite(backwards.loss) and backwards.known_loss
+        if value is not None and not math.isfinite(value):
+            backwards.gradient_nonfinite(loop, value)
+            lost = True
+        if lost and session.guard_steps:
+            for parameter in loop.parameters():
+                parameter.grad = None
+            self.skipped += 1
+            if self.skipped & (self.skipped - 1) == 0:
+                session.fact("guarded", loop.at, optimizer=loop.index, skipped=self.skipped)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         start = perf_counter()
@@ -192,7 +204,7 @@ class Training:
         """When watching one whole cycle costs more than the budget allows, look at every n-th cycle only; in between just
         count steps and check that the loss is finite."""
         session = self.session
-        if session.step < 24 or self.tracer.armed or self.backwards.jobs or step_time != step_time:
+        if session.step < 24 or session.guard_steps or self.tracer.armed or self.backwards.jobs or step_time != step_time:
             return
         self.window -= 1
         if cost > 0:
@@ -276,7 +288,7 @@ def install(training: Training) -> None:
             session.own += perf_counter() - start
 
     __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    Optimizer.__init__ = __init__  # type: ignore[method-assign,assignment]
+    Optimizer.__init__ = passing(__init__)  # type: ignore[method-assign,assignment]
 
     open_steps: list[tuple[int, int]] = []
 

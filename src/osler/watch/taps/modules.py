@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from osler.core.facts import Location
+from osler.watch.compiler import passing
 from osler.watch.observe import Observer
 from osler.watch.session import Session
 from osler.watch.where import construction_line, user_line
@@ -66,7 +67,7 @@ def install(session: Session, observer: Observer) -> None:
             except Exception:
                 guard.failed("module")
 
-    nn.Module.__init__ = __init__  # type: ignore[method-assign]
+    nn.Module.__init__ = passing(__init__)  # type: ignore[method-assign]
 
     original_setstate = nn.Module.__setstate__
 
@@ -79,7 +80,7 @@ def install(session: Session, observer: Observer) -> None:
             except Exception:
                 guard.failed("module")
 
-    nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
+    nn.Module.__setstate__ = passing(__setstate__)  # type: ignore[method-assign]
 
     original_train = nn.Module.train
     depth = [0]
@@ -104,7 +105,7 @@ def install(session: Session, observer: Observer) -> None:
         finally:
             depth[0] = 0
 
-    nn.Module.train = train  # type: ignore[method-assign]
+    nn.Module.train = passing(train)  # type: ignore[method-assign]
 
 
 STATELESS = frozenset(("ReLU", "GELU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "L1Loss",

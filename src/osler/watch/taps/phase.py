@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from osler.watch.compiler import passing
 from osler.watch.observe import Observer
 from osler.watch.session import Session
 
@@ -27,7 +28,7 @@ def install(session: Session, observer: Observer) -> None:
                     guard.failed("phase")
             return original(self)
 
-        cls.__enter__ = __enter__
+        cls.__enter__ = passing(__enter__)
 
     patch(torch.no_grad)
     patch(torch.inference_mode)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from osler.core.facts import Location
+from osler.watch.compiler import passing
 from osler.watch.observe import Observer
 from osler.watch.readout import scalar
 from osler.watch.session import Session
@@ -140,7 +141,7 @@ def after(session: Session, tap: str, original: Callable[..., Any], tell: Callab
             session.own += perf_counter() - start
         return result
 
-    return wrapper
+    return passing(wrapper)
 
 
 def install(session: Session, tools: Tools) -> None:
@@ -198,7 +199,7 @@ def _compilers(session: Session, tools: Tools) -> None:
                 except Exception:
                     session.guard.failed("compile")
             return original(*args, **kwargs)
-        return wrapper
+        return passing(wrapper)
 
     torch.compile = before("torch.compile", torch.compile)
     torch.jit.script = before("torch.jit.script", torch.jit.script)
