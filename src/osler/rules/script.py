@@ -277,8 +277,9 @@ def repeats_same_input(window: Window, at: Location) -> bool:
             names = {n.id for n in ast.walk(comprehension.generators[0].target) if isinstance(n, ast.Name)}
             if comprehension.lineno <= at.line <= (comprehension.end_lineno or 0) and not names & words(comprehension.elt):
                 return True
+    training = training_functions(window, at.file)
     for loop in statements:
-        if isinstance(loop, ast.For) and _over_range(loop.iter):
+        if isinstance(loop, ast.For) and _over_range(loop.iter) and not trains(loop, training):
             inside = bound(loop)
             used = [words(a) for s in statements[-1:] for c in calls(s) for a in c.args]
             if used and not any(u & inside for u in used):

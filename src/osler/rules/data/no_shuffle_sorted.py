@@ -47,6 +47,11 @@ def check(window: Window, *, purity: float = 0.5, min_batches: int = 8, min_batc
         if len(labels) < 2 * min_batch:
             yield NotChecked("no-shuffle-sorted", "no labels of rows were recorded for the training loader")
             continue
+        if len(np.unique(labels)) == 1:
+            found_one = one_class(window, loader, own, labels)
+            if found_one is not None:
+                yield found_one
+            continue
         size = int(np.median(own["size"]))
         random, several = expected(labels.astype(np.int64), size)
         found = float(np.mean(own["label_entropy"]))
@@ -60,6 +65,20 @@ def check(window: Window, *, purity: float = 0.5, min_batches: int = 8, min_batc
             last_step=int(own["step"][-1]),
             evidence=(Evidence(f"label entropy per batch of {size}: {found:.2f} nat; random batches of these labels have {random:.2f}",
                                "batches/label_entropy", found, purity * random, len(own)),), treatment="shuffle")
+
+
+def one_class(window: Window, loader: Fact, batches: np.ndarray, labels: npt.NDArray[np.int32], least: int = 100) -> Finding | None:
+    """Every row looked at, at the head of unshuffled passes, has the same label, while the model tells three or more classes apart."""
+    shapes = [list((f.get("input") or {}).get("shape") or []) for f in window.facts("criterion") if "cross_entropy" in str(f.get("function"))]
+    classes = max((int(s[1]) for s in shapes if len(s) >= 2), default=0)
+    if loader.get("shuffle") is not False or classes < 3 or len(labels) < least or not (batches["label_entropy"] <= 1e-6).all():
+        return None
+    at, hint = cause(window, loader)
+    return Finding(
+        "no-shuffle-sorted", "suspected", "harmful", f"The first batches of every pass hold one class out of {classes}, and the loader does not shuffle", hint,
+        Where.at(at), first_step=int(batches["step"][0]), last_step=int(batches["step"][-1]),
+        evidence=(Evidence(f"all {len(labels)} rows looked at in {len(batches)} batches have label {int(labels[0])}", "batches/label_entropy", 0.0, None,
+                           len(batches)),), treatment="shuffle")
 
 
 def expected(labels: npt.NDArray[np.int64], size: int, draws: int = 200) -> tuple[float, bool]:

@@ -11,9 +11,21 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.curve import modules
-from osler.rules.script import FUNCTIONS, LOOPS, calls, evaluation_block, place, repeats_same_input, words
+from osler.rules.loaders import SAYS_VALIDATION
+from osler.rules.script import (
+    FUNCTIONS,
+    LOOPS,
+    calls,
+    evaluation_block,
+    place,
+    repeats_same_input,
+    training_functions,
+    trains,
+    tree,
+    words,
+)
 
-JUDGES = re.compile(r"(^|_)(acc\w*|correct|hits?|loss\w*|criterion|mse|rmse|mae|err\w*|auc|auroc|f1|nll|bce|iou|dice|bleu|perplexity|ppl|metric\w*|ndcg|recall|"
+JUDGES = re.compile(r"(^|_)(acc\w*|correct|hits?|loss\w*|criterion|mse|rmse|mae|err\w*|auc|auroc|f1|nll|bce|iou|dice|bleu|perplexity|ppl|metric\w*|cross_entropy|ndcg|recall|"
                     r"precision|score\w*|val|valid\w*|vl|va|test\w*|eval\w*|confusion\w*|argmax|topk|eq)(_|$|\d)", re.I)
 CLEARLY = re.compile(r"(^|_)(acc|accuracy|correct|hits?|(val|valid|test|eval)\w*|v?loss_?fn|criterion)(_|$)", re.I)
 
@@ -131,17 +143,25 @@ def without_no_grad(window: Window, known: dict[int, dict[str, Any]], least: flo
     noisy = [m for m in known.values() if m.get("training") and isinstance(m.get("attrs"), dict)
              and (("Dropout" in str(m.get("class")) and (m["attrs"].get("p") or 0) >= least)
                   or ("BatchNorm" in str(m.get("class")) and m["attrs"].get("track_running_stats") is not False))]
-    for criterion in window.facts("criterion"):
-        block = evaluation_block(window, criterion.at) if criterion.at is not None else None
-        named = block.name if isinstance(block, FUNCTIONS) else ""
-        if criterion.at is None or not noisy or not isinstance(block, (*FUNCTIONS, *LOOPS)) or not any(JUDGES.search(w) for w in words(block)) \
-                or (named and not re.search("eval|valid|test|accuracy|score|check", named, re.I)):
-            continue
+    for file, block in judging_blocks(window) if noisy else ():
         names = ", ".join(str(m.get("name")) for m in noisy[:4])
         yield Finding(
             "eval-mode-missing", "certain", "harmful", f"eval() is never called: {len(noisy)} layers act as in training while the model is judged",
             "Call model.eval() before this evaluation and model.train() after it (and wrap it in torch.no_grad()).",
-            Where.at(Location(criterion.at.file, block.lineno), module=str(noisy[0].get("name")), also=(str(criterion.at),)),
+            Where.at(Location(file, block.lineno), module=str(noisy[0].get("name"))),
             evidence=(Evidence(f"{unused} losses were computed that no backward used, and no call of eval() in the run; active: {names}",
                                "cycle", float(unused), 0.0, unused),), treatment="eval-mode")
         return
+
+
+def judging_blocks(window: Window) -> Iterator[tuple[str, ast.stmt]]:
+    """Functions named after an evaluation and loops over a validation loader that train nothing and judge something."""
+    for file in dict.fromkeys(f.at.file for f in window.all_facts if f.at is not None):
+        module, training = tree(window, file), training_functions(window, file)
+        blocks = [n for n in ast.walk(module) if isinstance(n, (*FUNCTIONS, *LOOPS))] if module is not None else []
+        for block in sorted(blocks, key=lambda b: b.lineno):
+            named = re.search("eval|valid|test|accuracy|score", block.name, re.I) if isinstance(block, FUNCTIONS) else \
+                isinstance(block, ast.For) and any(SAYS_VALIDATION.search(w) for w in words(block.iter))
+            calls_model = len(list(calls(block))) > 1
+            if named and calls_model and not trains(block, training) and any(JUDGES.search(w) for s in block.body for w in words(s)):
+                yield file, block

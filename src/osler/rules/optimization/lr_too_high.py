@@ -13,7 +13,7 @@ from osler.rules.curve import curve, motion, newest, optimizer
 
 @rule("lr-too-high", "optimization")
 def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grown: float = 2.0, unlearned: float = 0.1,
-          min_steps: int = 20) -> Iterator[Finding | NotChecked]:
+          jump: float = 5.0, min_steps: int = 20) -> Iterator[Finding | NotChecked]:
     """The learning rate is too high by a large factor.
 
     **What it is.** Steps are so long that they leave the region where the gradient means anything: the loss jumps up, and
@@ -22,7 +22,7 @@ def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grow
     **How it is seen.** Two things together, both free of scale. The outcome: the loss ends no lower than a share `unlearned`
     below its very first value, or rose tenfold and became non-finite. And the cause: steps promise, to first order, a fall of
     more than `overshoot` times the whole loss (a quadratic bowl is unstable beyond 4), or they change the weights by
-    `big_step` of their norm and the weights have grown by `grown`.
+    `big_step` of their norm while the weights grew by `grown` or the loss jumped to `jump` times its start.
 
     **Why it matters.** Nothing is learned, and units may be dead for good.
 
@@ -62,19 +62,19 @@ def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grow
     if not line.one_sign or line.late < (1 - unlearned) * reference:
         return
     level = np.interp(move.steps, line.steps, line.loss)
-    promise = move.promise / np.maximum(np.minimum(level, 1e30), 1e-12)
+    promise = move.promise / np.maximum(np.minimum(level, line.first), 1e-12)
     early = slice(0, max(3, len(promise) // 3))
     over, ratio = float(np.median(promise[early])), float(np.median(move.ratio[early]))
-    if over < overshoot and not (ratio >= big_step and move.growth >= grown):
-        return
     peak = float(line.loss.max())
+    if over < overshoot and not (ratio >= big_step and (move.growth >= grown or peak >= jump * line.first)):
+        return
     yield Finding(
         "lr-too-high", "measured", "fatal" if line.late >= reference else "harmful",
         f"Steps at learning rate {rate:.3g} overshoot: the loss went from {line.first:.4g} up to {peak:.4g} and ends at {line.late:.4g}", fix, where,
         first_step=1, last_step=int(line.steps[-1]),
         evidence=(Evidence(f"a step promises to lower the loss by {over:.2g} times its whole value (median of the first {len(promise[early])} sampled "
                            "steps)", "layers/descent", over, overshoot, len(promise)),
-                  Evidence(f"it changes the weights by {ratio:.2g} of their norm; the weights are now {move.growth:.2g} times as large",
+                  Evidence(f"a step changes the weights by {ratio:.2g} of their norm; the loss jumped to {peak / line.first:.3g} times its start",
                            "layers/update_norm", ratio, big_step, len(move.ratio)),
                   Evidence(f"the loss ends at {line.late / reference:.2g} times its start", "steps/loss", line.late / reference, 1 - unlearned, line.n)),
         treatment="lr-down")

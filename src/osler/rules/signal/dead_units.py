@@ -14,13 +14,13 @@ RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoi
 
 
 @rule("dead-units", "signal")
-def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samples: int = 2, min_batch: int = 8) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samples: int = 1, min_batch: int = 8) -> Iterator[Finding | NotChecked]:
     """Most units of a layer are zero for every sample.
 
     **What it is.** Rectified units whose input is negative for all data: output and gradient are exactly 0, so they cannot
     come back.
 
-    **How it is seen.** In the late samples a share `dead` of a rectifier's units is zero for every row of the batch (of `min_batch`
+    **How it is seen.** In the late samples (or all, where the run was sampled early only) a share `dead` of a rectifier's units is zero for every row of the batch (of `min_batch`
     rows or more); where no rectifier module is there to look at, the same share of a bias gradient is exactly 0. And the loss has
     fallen by less than `unlearned`: the dead layer blocks the network.
 
@@ -42,7 +42,7 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
     known = modules(window)
     rows = window.stream("activations")
     last = int(newest(window)["step"][-1])
-    rows = rows[rows["step"] >= last // 2]
+    rows = rows[rows["step"] >= last // 2] if (rows["step"] >= last // 2).any() else rows
     worst: tuple[float, int, int] | None = None
     for module in np.unique(rows["module"]):
         share = rows[rows["module"] == module]["dead_share"]
@@ -59,7 +59,8 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
         at, name = place(m.get("at")), str(m.get("name"))
         what, signal = f"units of {name}", "activations/dead_share"
     else:
-        bias = dead_bias(window, last // 2, min_samples)
+        since = last // 2 if (window.layers["step"] >= last // 2).any() else 0
+        bias = dead_bias(window, since, min_samples)
         if bias is None or bias[0] < dead:
             return
         worst = bias
@@ -69,8 +70,8 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
     yield Finding(
         "dead-units", "measured", "harmful", f"{worst[0]:.0%} of the {what} are zero for every sample",
         "Lower the learning rate or warm up; He initialisation; or leaky activations (LeakyReLU(0.1), GELU).",
-        Where.at(at, module=name), first_step=last // 2, last_step=last,
-        evidence=(Evidence(f"{worst[0]:.0%} are exactly 0 for all rows of a batch, in the median of {worst[2]} late samples", signal, worst[0], dead, worst[2]),
+        Where.at(at, module=name), first_step=int(line.steps[0]), last_step=last,
+        evidence=(Evidence(f"{worst[0]:.0%} are exactly 0 for all rows of a batch, in the median of {worst[2]} samples", signal, worst[0], dead, worst[2]),
                   Evidence(f"the loss went from {line.start:.4g} to {line.late:.4g}", "steps/loss", line.fall, unlearned, line.n)),
         treatment="activation-leaky")
 

@@ -16,7 +16,7 @@ SQUASH = ("Sigmoid", "Tanh", "Softsign", "LogSigmoid")
 
 
 @rule("vanishing-gradients", "signal")
-def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_depth: int = 4, min_samples: int = 2) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_depth: int = 4, min_samples: int = 1) -> Iterator[Finding | NotChecked]:
     """The gradient dies on its way to the first layers.
 
     **What it is.** Each layer shrinks the gradient (saturating activations, small initial weights, no residual path), so the
@@ -53,7 +53,7 @@ def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_de
         "Use ReLU-like activations with He initialisation, normalisation between layers, or residual connections.",
         Where.at(at, parameter=name), first_step=int(seen.steps[0]), last_step=int(seen.steps[-1]),
         evidence=(Evidence(f"gradient per weight, first third against last third of {len(seen.uids)} weight matrices: {found:.1e} "
-                           f"(median of {len(late)} samples)", "layers/grad_norm", found, ratio, len(late)),
+                           f"(median of {len(late)} sample{'s' * (len(late) != 1)})", "layers/grad_norm", found, ratio, len(late)),
                   Evidence(f"the loss went from {line.start:.4g} to {line.late:.4g}", "steps/loss", line.fall, unlearned, line.n)),
         treatment="activation-leaky")
 
