@@ -51,12 +51,26 @@ def run(command: Command, options: Options) -> int:
     ended = watch(child, follower, options)
     failed = False
     try:
+        if options.locate:
+            locate_again(directory, command, options, follower, ended)
         failed = finish(follower, options, ended, ended.status != 0 and killed_since(memory), subject)
     except KeyboardInterrupt:
         say.say("osler: interrupted while reporting")
     except Exception:
         follower.trouble("concluding failed")
     return 1 if failed else end_like(ended)
+
+
+def locate_again(directory: Path, command: Command, options: Options, follower: Follower, ended: Ended) -> None:
+    from osler.cli.locate import locate, wanted
+
+    try:
+        if wanted(directory) is not None:
+            if not options.quiet:
+                say.say("osler: running the script once more, armed at the step where a value went wrong (--locate)")
+            locate(directory, command, options, ended.seconds)
+    except Exception:
+        follower.trouble("locating failed")
 
 
 def check_causes(command: Command, options: Options) -> None:
@@ -101,8 +115,7 @@ def environment(base: Mapping[str, str], directory: Path, options: Options) -> d
     # Kept as written: an empty entry means the working directory.
     paths = [str(SITE), *(p for p in (given.split(os.pathsep) if given else ()) if p != str(SITE))]
     own = {"PYTHONPATH": os.pathsep.join(paths), "OSLER_RUN": str(directory), "OSLER_HOME": str(HOME),
-           "OSLER_BUDGET": f"{options.budget:g}", "OSLER_GUARD": "1" if options.guard else "",
-           "OSLER_LOCATE": "1" if options.locate else ""}
+           "OSLER_BUDGET": f"{options.budget:g}", "OSLER_GUARD": "1" if options.guard else ""}
     clean = {name: value for name, value in base.items() if name not in own}
     return {**clean, **{name: value for name, value in own.items() if value}}
 

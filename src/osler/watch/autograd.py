@@ -204,11 +204,13 @@ class Backwards:
         entered = nonfinite.entered(found)
         order = {index: rank for rank, index in enumerate(nonfinite.execution_order(found))}
         kind, operand, index = "unknown", None, None
-        if born is not None and (entered is None or order[born[0]] <= order[entered[0]]):
+        if poisoned:
+            kind, (index, operand) = "parameter", entered or (None, None)
+        elif born is not None and (entered is None or order[born[0]] <= order[entered[0]]):
             index, kind, operand = born
         elif entered is not None:
             index, operand = entered
-            kind = "parameter" if poisoned else "input"
+            kind = "input"
         self.poisoned_told = bool(poisoned)
         place, how = self.lines.of((str(at), lib), found, index) if index is not None else (None, None)
         session.fact("nonfinite", place or at, lib, what="loss", value="nan" if value != value else "inf", before_step=not poisoned,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 FRAME = "<osler importlib._bootstrap>"
 """File name of frames that only pass a user's call on. ``warnings`` skips frames whose name holds these two words when it
 counts stack levels, so a warning still names the user's line."""

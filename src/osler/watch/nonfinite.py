@@ -63,7 +63,7 @@ def births(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
     if name == "ExpBackward0" and result is not None and result["nonfinite"]:
         return "exp-overflow", result
     if name in ("SoftmaxBackward0", "LogSoftmaxBackward0") and result is not None and result["nan"]:
-        return "softmax-of-masked-row", result
+        return ("softmax-of-masked-row" if masked(node) else "softmax-of-infinite"), result
     if name in ("XlogyBackward0",):
         other = saved(node, "other")
         if other is not None and other["zeros"]:
@@ -71,6 +71,18 @@ def births(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
     if name in ("LogitBackward0", "AtanhBackward0", "AcosBackward0", "AsinBackward0") and own is not None and max(abs(own["min"] or 0), abs(own["max"] or 0)) >= 1:
         return "domain-error", own
     return None
+
+
+def masked(node: Any, depth: int = 5) -> bool:
+    """Whether the scores that enter a softmax come from a mask (filled, selected or added) a few operations before."""
+    for _ in range(depth):
+        following = [child for child, _ in node.next_functions if child is not None]
+        if not following:
+            return False
+        node = following[0]
+        if type(node).__name__ in ("MaskedFillBackward0", "MaskedFillBackward1", "WhereBackward0", "AddBackward0"):
+            return True
+    return False
 
 
 def singular(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable
 from time import perf_counter
@@ -20,10 +21,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from osler.core.trace import LEAF, OLD, PARAMETER, REQUIRES_GRAD, STALE_GRAPH
+from osler.watch.compiler import FRAME
 from osler.watch.operands import figures
 from osler.watch.session import Session
 from osler.watch.where import is_user, shorten
 
+MASKS = frozenset(("masked_fill", "masked_fill_", "full", "full_like", "where", "tensor", "triu", "tril", "new_full", "fill_", "mul", "setitem_", "cat", "stack"))
+BIRTHS = {"log": "log-of-zero", "log2": "log-of-zero", "log10": "log-of-zero", "log1p": "log-of-zero", "div": "division-by-zero", "div_": "division-by-zero",
+          "reciprocal": "division-by-zero", "sqrt": "sqrt-of-negative", "exp": "exp-overflow", "softmax": "softmax-of-masked-row", "log_softmax": "softmax-of-masked-row",
+          "pow": "pow-of-negative", "rsqrt": "division-by-zero"}
 MAX_OPS = 6000
 MAX_SECONDS = 0.25
 GETTERS = frozenset(("T", "mT", "H", "mH", "data", "real", "imag"))
@@ -90,6 +96,23 @@ def called_by_us(frame: FrameType | None) -> bool:
     return False
 
 
+def levelled(original: Any) -> Any:
+    """``warnings.warn`` for armed steps: a call that passes through the recorder has three frames more between the warning
+    and the line it blames (the recorder, torch's dispatcher, the function's first entry); they are not counted."""
+
+    def warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        extra, level = 0, 1
+        while frame is not None and level < stacklevel + extra:
+            frame = frame.f_back
+            level += 1
+            if frame is not None and frame.f_code is Tracer.__torch_function__.__code__:
+                extra += 3
+        original(message, category, stacklevel + extra + 1, *args, **kwargs)
+
+    return warn
+
+
 class Tracer(TorchFunctionMode):
     """One recorder, armed and disarmed many times; each stretch becomes one trace file."""
 
@@ -97,10 +120,12 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self.session = session
         self.armed = False
+        self.locate = False
         self.paused = 0
         self.count = 0
         self.stack: list[int] = []
         self.thread = 0
+        self._warn: Any = warnings.warn
         self.node_ops: list[tuple[int, int]] = []
         self._names: dict[Any, str | None] = {}
         self._clear()
@@ -129,6 +154,8 @@ class Tracer(TorchFunctionMode):
         self.why, self.first_step, self.thread = why, self.session.step, threading.get_ident()
         self.__enter__()
         self.armed = True
+        self._warn = warnings.warn
+        warnings.warn = levelled(self._warn)
         return True
 
     @staticmethod
@@ -149,6 +176,7 @@ class Tracer(TorchFunctionMode):
             return None
         self.__exit__(None, None, None)
         self.armed = False
+        warnings.warn = self._warn
         if not self.ops:
             return None
         trace = {"index": self.count, "why": self.why, "first_step": self.first_step, "last_step": self.session.step,
@@ -162,6 +190,8 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.paused or self.truncated or called_by_us(sys._getframe(1)):
             return func(*args, **(kwargs or {}))
+        if getattr(getattr(func, "__code__", None), "co_filename", None) == FRAME:
+            func = func.__wrapped__  # our own wrapper, looked up by torch's dispatcher: it has been entered once already
         try:
             name = self._names[func]
         except KeyError:
@@ -188,6 +218,13 @@ class Tracer(TorchFunctionMode):
             spent += perf_counter() - start
         self.spent += spent
         self.session.own += spent
+        if self.locate:
+            self.ops.clear()
+            try:
+                self._check(name, args, kwargs or {}, out)
+            except Exception:
+                self.session.guard.failed("locate")
+            return out
         if self.spent > MAX_SECONDS or len(self.ops) > MAX_OPS:
             self.truncated = True
         return out
@@ -242,6 +279,29 @@ class Tracer(TorchFunctionMode):
             op["v"] = values
         self._lines(op, sys._getframe(2))
         self.ops.append(op)
+
+    def _check(self, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """In a run armed to locate: is this the first operation that made a non-finite value of finite ones? An infinity
+        that is written on purpose (a mask) is none."""
+        from osler.watch.nonfinite import operand
+        from osler.watch.where import user_line
+
+        made = [operand(t) for t in tensors_in((out,))]
+        if not any(f is not None and (f["nan"] or (f["nonfinite"] and name not in MASKS)) for f in made):
+            return
+        given = [operand(t) for t in tensors_in(args) + tensors_in(kwargs.values())]
+        inputs = [f for f in given if f is not None]
+        if any(f["nan"] for f in inputs) or (any(f["nonfinite"] for f in inputs) and name not in ("softmax", "log_softmax")):
+            if self.session.registry is not None and any(f["nan"] for f in inputs) and name not in ("getitem", "isnan", "isfinite", "nan_to_num"):
+                kind = "input"
+            else:
+                return
+        else:
+            kind = BIRTHS.get(name, "unknown")
+        self.locate = False
+        self.truncated = True
+        self.session.fact("nonfinite", user_line(), what="loss", value="nan" if any(f and f["nan"] for f in made) else "inf", before_step=True, op=name,
+                          op_kind=kind, operand=inputs[-1] if inputs else None, line_by="re-run", parameters=[], module=self.stack[-1] if self.stack else None)
 
     def event(self, name: str, ins: Iterable[torch.Tensor] = (), outs: Iterable[torch.Tensor] = (), **kw: Any) -> None:
         """A pseudo-operation of the loop: ``@backward``, ``@step``, ``@batch``."""

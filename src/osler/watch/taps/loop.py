@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from time import perf_counter
 from typing import Any
@@ -48,6 +49,7 @@ class Training:
         self.trace_until: dict[int, int] = {}
         self.cycle_next = 1
         self.samples: set[int] = set()
+        self.locate_step = int(os.environ.get("OSLER_LOCATE_STEP") or -1)
         self.fast_left = 0
         self.skipped = 0
         self.window = 0
@@ -85,12 +87,20 @@ class Training:
 
     def arm(self, loop: Loop) -> None:
         """Record the first two steps of this optimizer (and what the others do meanwhile)."""
+        if self.locate_step >= 0:
+            self._arm_to_locate()
+            return
         self.trace_until[loop.index] = loop.steps + 2
         if self.tracer.armed or (self.arms >= 4 and not self.session.budget.allows(0.05)) or self.arms >= 12:
             return
         self.arms += 1
         if self.tracer.arm(f"first steps of optimizer {loop.index}"):
             self.hooks.attach("trace", self.observer.enter, self.observer.leave)
+
+    def _arm_to_locate(self) -> None:
+        """This process is a second run: look at every value from one given step on until one is not finite."""
+        if not self.tracer.armed and self.session.step >= self.locate_step and self.tracer.arm("locate"):
+            self.tracer.locate = True
 
     def live(self) -> list[Loop]:
         return [loop for loop in self.loops if loop.ref() is not None]
@@ -176,7 +186,9 @@ class Training:
             self.activations.next = session.step + (2 if session.step < 6 else 2 + session.step // 20)
         elif session.step >= self.activations.next and session.budget.allows(self.activations.cost * 1.3 + 1e-4) and not session.compiled:
             self.activations.attach()
-        if self.tracer.armed:
+        if self.locate_step >= 0:
+            self._arm_to_locate()
+        elif self.tracer.armed:
             self._maybe_disarm()
         now = perf_counter()
         step_time = now - self.last_end if self.last_end else NAN
@@ -204,7 +216,7 @@ class Training:
         """When watching one whole cycle costs more than the budget allows, look at every n-th cycle only; in between just
         count steps and check that the loss is finite."""
         session = self.session
-        if session.step < 24 or session.guard_steps or self.tracer.armed or self.backwards.jobs or step_time != step_time:
+        if session.step < 24 or self.locate_step >= 0 or session.guard_steps or self.tracer.armed or self.backwards.jobs or step_time != step_time:
             return
         self.window -= 1
         if cost > 0:
