@@ -315,6 +315,16 @@ def test_a_leak_from_the_future_is_found_and_located(case):
     assert facts["batch-mixing"]["mixed"] is False and facts["batch-mixing"]["axis_by"] == "shift"
 
 
+def test_a_zero_head_hides_nothing():
+    net = Gpt(by_hand(0))
+    nn.init.zeros_(net.head.weight)
+    text = torch.randint(0, 16, (20, 17))
+    facts = experiment(capture_of(net, text[:, :-1], target=text[:, 1:].flatten()))
+    assert facts["causality"]["leak"] is True
+    assert facts["input-independence"]["woken"] == 1 and facts["input-independence"]["spread"] > 0.01
+    assert not net.head.weight.any()
+
+
 def test_an_unmoved_target_is_told_and_other_tasks_are_not_judged():
     text = torch.randint(0, 16, (20, 17))
     copied = experiment(capture_of(CharLstm(False), text, target=text.clone().flatten()))["causality"]

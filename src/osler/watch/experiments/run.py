@@ -27,6 +27,7 @@ def run(capture: Capture, emit: Emit, seconds: float = 5.0) -> None:
     begin = perf_counter()
     subject = Subject(capture)
     subject.evaluating()
+    woken = subject.wake()
     prepared = _prepare(subject)
     layout, batch, shift, why = prepared
     few = batch.inputs if batch is not None else {}
@@ -62,7 +63,7 @@ def run(capture: Capture, emit: Emit, seconds: float = 5.0) -> None:
     attempt("batch-mixing", need(lambda known, some: batch_mixing(subject, known, some, random)))
     if shift is not None:
         attempt("causality", need(lambda known, some: causality(subject, known, some, shift)))
-    attempt("input-independence", need(lambda known, some: input_independence(subject, known, some)))
+    attempt("input-independence", need(lambda known, some: input_independence(subject, known, some, woken)))
     subject.training()
     if batch is not None:
         attempt("input-mutated", lambda: input_mutated(subject, few))

@@ -46,6 +46,17 @@ class Subject:
     def evaluating(self) -> None:
         self.root.eval()
 
+    def wake(self) -> int:
+        """Gives weights that are zero throughout (zero-initialised heads, gates, adapters) small values, and says how many.
+
+        The experiments ask how the program is wired; a zero in the way would hide every dependence. Biases may stay zero.
+        """
+        asleep = [p for name, p in self.root.named_parameters() if p.is_floating_point() and p.numel() and "bias" not in name and not p.detach().any()]
+        reseed(0)
+        for parameter in asleep:
+            parameter.data.normal_(0.0, 0.1)
+        return len(asleep)
+
     def training(self) -> None:
         """Every module in the mode that it has in the real run (a frozen part may be in evaluation mode)."""
         for module, flag in self._flags:
