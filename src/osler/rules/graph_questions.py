@@ -241,10 +241,12 @@ def hand_written(window: Window) -> set[int]:
     found = set()
     for trace in window.traces:
         owner = {t.storage: t.uid for t in trace.tensors if t.uid >= 0 and t.storage >= 0}
-        running = trace.first_step > 0
+        running, stepping = trace.first_step > 0, None
         for op in trace.ops:
             running = running or op.name == "@backward"
-            if running and op.in_place and not op.name.startswith("@") and op.name not in INITIALISERS:
+            if op.name == "@step":
+                stepping = op.at  # the optimizer's own operations carry the line of the call
+            if running and (op.at is None or stepping is None or op.at != stepping) and op.in_place and not op.name.startswith("@") and op.name not in INITIALISERS:
                 written = trace.tensors[op.outs[0]]
                 uid = written.uid if written.uid >= 0 else owner.get(written.storage, -1)
                 if uid >= 0:
@@ -290,7 +292,7 @@ def starved(window: Window, patience: int = 200) -> Starved:
 def stale_optimizers(window: Window) -> dict[int, set[int]]:
     """Optimizers none of whose parameters any backward reaches, while some backward reaches parameters that none holds."""
     served = reached(window) | {u for f in window.facts("gradients") for key in ("sometimes", "always_zero") for u in f.get(key) or ()}
-    if not reached(window) - ever_optimized(window):
+    if not (reached(window) - ever_optimized(window)) & set(parameters(window)):
         return {}
     held = {index: set(f.get("uids") or ()) for index, f in optimizers(window).items()}
     return {index: uids for index, uids in held.items() if uids and not uids & served}

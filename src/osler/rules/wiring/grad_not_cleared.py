@@ -27,7 +27,7 @@ def check(window: Window, *, share: float = 0.7, least: int = 3) -> Iterator[Fin
     for row in (counts.get("optimizers") or ()) if counts is not None else ():
         steps, uncleared = int(row.get("steps") or 0), int(row.get("uncleared") or 0)
         judged = int(row.get("judged") or max(steps - 1, 0))
-        if judged < least or uncleared < least or uncleared < share * judged:
+        if judged < least or uncleared < least or uncleared < share * judged or int(row.get("cleared_before") or 0) >= uncleared:
             continue
         lines = row.get("last_lines") or {}
         place = spot(lines.get("backward")) or spot(lines.get("step"))

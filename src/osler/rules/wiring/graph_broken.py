@@ -8,7 +8,19 @@ from osler.core.rule import rule
 from osler.core.trace import Op
 from osler.core.window import Window
 from osler.rules.code_questions import grad_switch, nodes, quoted, spot
-from osler.rules.graph_questions import Pass, count, cut_in, escape_in, numel, parameters, passes, shown, starved
+from osler.rules.graph_questions import (
+    Pass,
+    count,
+    cut_in,
+    escape_in,
+    ever_optimized,
+    numel,
+    parameters,
+    passes,
+    reached,
+    shown,
+    starved,
+)
 
 FLAT = frozenset(("sign", "round", "floor", "ceil", "trunc", "heaviside", "frac", "floor_divide", "sgn", "fix"))
 NO_GRAPH = ("does not require grad and does not have a grad_fn", "Can't call numpy() on Tensor that requires grad")
@@ -34,11 +46,13 @@ def check(window: Window, *, least_steps: int = 3) -> Iterator[Finding]:
         if not known or any(p.get("requires_grad", True) for p in known.values()):
             yield total(window, str(refused[-1].get("message"))[:120])
         return
-    lone = [f for f in window.facts("backward") if f.get("root_op", "") is None]
-    alone = lone and all(f.get("root_op", "") is None for f in window.facts("backward"))
     lacking = starved(window)
-    if alone and (lacking.never or not known):
-        yield total(window, "the value backward starts from is a leaf: nothing of the model leads to it")
+    backwards, graphs = window.facts("backward"), window.facts("graph")
+    alone = bool(backwards) and all(f.get("root_op", "") is None for f in backwards)
+    empty = bool(graphs) and not any(f.get("reentrant") or f.get("compiled") or f.get("truncated") for f in graphs) and not reached(window) & (set(known) | ever_optimized(window))
+    if (alone or (empty and lacking.settled)) and (lacking.never or not known):
+        yield total(window, "the value backward starts from is a leaf: nothing of the model leads to it" if alone else
+                    f"no parameter is on the autograd graph of the loss in any of {len(graphs)} backwards looked at")
         return
     if not lacking.settled or lacking.steps < least_steps:
         return

@@ -96,7 +96,7 @@ def picked(window: Window) -> Iterator[Finding]:
         yield Finding(
             "loss-expects-log-probs", "certain", "harmful", f"the loss is minus the mean of entries picked from {source.name}'s output, which are no log-probabilities",
             f"Pick from log_softmax of {quoted(window, source.at, 'the scores')}, or use cross_entropy.",
-            Where.at(place, module=module_name(known, source.module), also=(str(pick_op.at),) if pick_op.at else ()), first_step=pick_op.step,
+            Where.at(pick_op.at or place, module=module_name(known, source.module), also=(str(place),) if place else ()), first_step=pick_op.step,
             evidence=(Evidence(f"between {source.name} and the loss there are only a choice by label ({pick_op.name}), a mean and a sign; no logarithm", "trace"),),
             treatment="log-probs", explains=("loss-sign", "loss-diverged"))
         return

@@ -70,7 +70,17 @@ def rebinds(window: Window) -> Location | None:
                 used = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
                 if len(used & names) >= 2 or (used & names and any(isinstance(n, ast.BinOp) for n in ast.walk(node.value))):
                     return Location(at.file, node.lineno)
-    return None
+    return rebound_entry(window)
+
+
+def rebound_entry(window: Window) -> Location | None:
+    """`state[k] = ...` on what `state_dict()` returned, without a load_state_dict of it."""
+    fresh = {t.id for _, n in nodes(window, lambda n: isinstance(n, ast.Assign) and any(isinstance(c, ast.Attribute) and c.attr == "state_dict" for c in ast.walk(n.value)))
+             for t in ast.walk(n) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)}
+    given = {a.id for _, n in nodes(window, lambda n: isinstance(n, ast.Call) and dotted(n.func).endswith("load_state_dict")) if isinstance(n, ast.Call)
+             for a in n.args if isinstance(a, ast.Name)}
+    found = nodes(window, lambda n: isinstance(n, ast.Assign) and any(isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id in fresh - given for t in n.targets))
+    return found[0][0] if found else None
 
 
 def never_called(window: Window) -> str | None:

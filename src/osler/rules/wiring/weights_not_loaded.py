@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from osler.core.facts import Fact
+from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.code_questions import quoted
-from osler.rules.graph_questions import shown
+from osler.rules.code_questions import dotted, nodes, quoted, spot
+from osler.rules.graph_questions import parameters, shown
 
 
 @rule("weights-not-loaded", "wiring")
@@ -31,13 +32,13 @@ def check(window: Window, *, least_share: float = 0.5) -> Iterator[Finding]:
             yield found
             return
     for fact in window.facts("loaded-then-changed"):
-        if float(fact.get("share") or 0.0) >= least_share:
+        if float(fact.get("share") or 0.0) >= least_share and everywhere(window, [str(n) for n in fact.get("names") or ()]):
             yield overwritten(window, fact)
             return
     for fact in window.facts("state-unused"):
-        if fact.step < window.n_steps:
+        if window.n_steps:
             yield Finding(
-                "weights-not-loaded", "certain", "harmful" if window.final else "note", f"a checkpoint that fits {fact.get('class')} is read and never applied",
+                "weights-not-loaded", "certain", "harmful" if before_training(window, fact.at) else "note", f"a checkpoint that fits {fact.get('class')} is read and never applied",
                 f"Call load_state_dict with what {quoted(window, fact.at, 'torch.load')} returns.", Where.at(fact.at), first_step=fact.step,
                 evidence=(Evidence(f"torch.load returned {fact.get('keys')} entries that match {fact.get('class')}; no load_state_dict used them", "state-unused", value=0.0, threshold=1.0, samples=1),))
             return
@@ -78,10 +79,37 @@ def told(window: Window, fact: Fact, least_share: float) -> Finding | None:
     return None
 
 
+def before_training(window: Window, at: Location | None) -> bool:
+    """The line stands before the training loop's step (a checkpoint read back at the end is a check)."""
+    counts = window.last("cycle")
+    rows = counts.get("optimizers") or () if counts is not None else ()
+    steps = [p for r in rows if (p := spot((r.get("last_lines") or {}).get("step"))) is not None]
+    return at is not None and not any(p.file == at.file and p.line < at.line and p.function == at.function for p in steps)
+
+
+def everywhere(window: Window, names: list[str]) -> bool:
+    """Every layer that has weights lost some: a new head alone is transfer learning."""
+    layers = {p["name"].rpartition(".")[0] for p in parameters(window).values() if p.get("loaded") and len(p.get("shape") or ()) > 1}
+    return layers <= {n.rpartition(".")[0] for n in names}
+
+
+def initialised_at(window: Window) -> Location | None:
+    """The first call after the last load that initialises: apply(init), reset_parameters, nn.init."""
+    loads = [f.at for f in window.facts("load-state-dict") if f.at is not None]
+
+    def initialises(node: ast.AST) -> bool:
+        name = dotted(node.func) if isinstance(node, ast.Call) else ""
+        return name.split(".")[-1] in ("apply", "reset_parameters") or "init" in name.split(".")[-1].lower().replace("__init__", "")
+
+    after = [at for at, _ in nodes(window, initialises) if loads and at.file == loads[-1].file and at.line > loads[-1].line]
+    return after[0] if after else None
+
+
 def overwritten(window: Window, fact: Fact) -> Finding:
     names = [str(n) for n in fact.get("names") or ()]
+    place = fact.at or initialised_at(window)
     return Finding(
         "weights-not-loaded", "certain", "harmful", f"loaded weights are overwritten before training: {shown(names)}",
-        f"Initialise before loading, not after {quoted(window, fact.at, 'load_state_dict')}.", Where.at(fact.at), first_step=fact.step,
+        f"Load after initialising, not before {quoted(window, place, 'the initialisation')}.", Where.at(place), first_step=fact.step,
         evidence=(Evidence(f"{float(fact.get('share') or 0.0):.0%} of the loaded values differ at the first step, and no optimizer had touched them", "loaded-then-changed",
                            value=float(fact.get("share") or 0.0), threshold=0.5, samples=len(names)),), explains=("loss-plateau",))

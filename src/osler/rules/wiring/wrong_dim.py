@@ -44,6 +44,8 @@ def mixed(window: Window, effect: float) -> Iterator[Finding]:
     for fact in window.facts("experiment"):
         if fact.get("name") != "batch-mixing" or fact.get("square_input") or fact.get("square_output") or fact.get("unclear") or fact.get("kind") in ("batch_norm", "dropout", "random"):
             continue
+        if by_relation(window, fact):
+            continue
         strong = fact.get("mixed") and float(fact.get("effect") or 0.0) > effect
         if not (strong or fact.get("inside") or fact.get("order") is False):
             continue
@@ -63,9 +65,24 @@ def mixed(window: Window, effect: float) -> Iterator[Finding]:
         what = (f"changing one of {fact.get('samples')} samples changed the output of others by {size:.2g} (relative)" if strong else
                 f"changing one of {fact.get('samples')} samples reached the others inside {op} and not even its own output" if fact.get("inside") else
                 f"the outputs of {fact.get('samples')} samples did not follow when the samples changed places")
-        yield Finding("wrong-dim", "certain" if sequence else "measured", "harmful", title, cure, Where.at(place, module=layer, also=(str(fact.at),) if fact.at and fact.at != place else ()),
+        guess = fact.get("axis_by") == "assumed"  # nothing says that the first axis counts samples
+        yield Finding("wrong-dim", "suspected" if guess else "certain" if sequence else "measured", "note" if guess else "harmful", title, cure, Where.at(place, module=layer, also=(str(fact.at),) if fact.at and fact.at != place else ()),
                       first_step=0, evidence=(Evidence(what + " in a forked copy", "experiment/batch-mixing", value=size, threshold=effect, samples=int(fact.get("samples") or 0)),),
                       explains=("loss-plateau", "eval-mode-missing"))
+
+
+def by_relation(window: Window, fact: Fact) -> bool:
+    """The operation that mixes takes a given relation between samples: a square matrix of constants, or index tensors (graphs, sets)."""
+    for trace in window.traces:
+        for op in trace.named(str(fact.get("first_op"))):
+            if op.at is None or fact.at is None or (op.at.file, op.at.line) != (fact.at.file, fact.at.line):
+                continue
+            given = [trace.tensors[t] for t in op.ins if not trace.tensors[t].requires_grad]
+            if fact.get("kind") == "matmul" and any(len(t.shape) >= 2 and t.shape[-1] == t.shape[-2] > 2 for t in given):
+                return True
+            if fact.get("kind") in ("order", "other") and len(op.ins) > 1 and any("int" in t.dtype for t in given):
+                return True
+    return False
 
 
 def layer_line(window: Window, fact: Fact) -> tuple[Location | None, str | None]:
