@@ -99,7 +99,7 @@ def facts(runs: Path) -> Iterator[dict[str, Any]]:
 
 def own_failures(runs: Path) -> list[str]:
     """What osler's guard caught of its own errors during a run: nothing of it reaches the user, and there should be none."""
-    caught = [f"{f['kind']}: {f.get('data')}" for f in facts(runs) if f.get("kind") in {"guard", "disarmed", "tap-failed"}]
+    caught = [f["data"]["text"] for f in facts(runs) if f.get("kind") == "self" and f["data"].get("what") in {"guard", "disarmed"}]
     logs = [f"{file.name}: {line}" for file in runs.rglob("attach.log") for line in file.read_text().splitlines()
             if "not watched" in line]
     return caught + logs

@@ -17,16 +17,18 @@ ARGUMENTS = {
     "streams": [["--flag", "two words"]],
 }
 QUICK = {"plain_mlp", "gan", "lbfgs", "pickling", "raises", "versions_and_graph", "garbage", "transformer_encoder", "streams",
-         "user_modes", "meta_device", "no_torch"}
+         "user_modes", "no_torch"}
 SILENT = {"no_torch"}
 """Scripts in which no process trains: osler has nothing to record."""
-NOISY_END = {"exits"}
-"""Scripts whose own death may cut what osler was writing."""
+ELSEWHERE = {"meta_device"}
+"""In test_source.py."""
 
 
 def cases() -> list:
     found = []
     for path in sorted(SCRIPTS.glob("[!_]*.py")):
+        if path.stem in ELSEWHERE:
+            continue
         for arguments in ARGUMENTS.get(path.stem, [[]]):
             marks = [] if path.stem in QUICK else [pytest.mark.slow]
             found.append(pytest.param(path.stem, arguments, id="-".join([path.stem, *arguments]).replace(" ", "_"), marks=marks))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from side_by_side import ROOT, WATCH, environment, own_failures, run
+from side_by_side import ROOT, WATCH, environment, own_failures, recorded, run
 
 WATCH_SOURCE = ROOT / "src" / "osler" / "watch"
 ALLOWED = {
@@ -67,6 +67,7 @@ def test_nothing_is_read_from_tensors_off_the_cpu(scripts: Path, runs: Path) -> 
                 for prefix in ([WATCH[0]], list(WATCH))]
     assert outcomes[0].code == outcomes[1].code == 0, outcomes[1].stderr.decode()
     assert outcomes[0].stdout == outcomes[1].stdout
+    assert recorded(runs), "nothing was recorded, so this test showed nothing"
     assert not own_failures(runs)
 
 

