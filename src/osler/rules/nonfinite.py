@@ -80,6 +80,20 @@ def sure(fact: Fact) -> str:
     return "certain" if o.get("zeros") or o.get("negative") or o.get("nonfinite") else "measured"
 
 
+def from_data(window: Window, fact: Fact) -> bool:
+    """Whether what entered the model was non-finite, and did not overflow on its way: weights and gradients were sane before, and the
+    batch of that step, where it was looked at, is not clean."""
+    if fact.get("before_step") is False or not (fact.get("what") == "input" or fact.get("op_kind") == "input"):
+        return False
+    seen = [f.get("nonfinite") for f in window.facts("input") if f.step == fact.step and f.get("phase") in (0, "train")]
+    batch = fact.get("batch")
+    seen += [batch.get("nonfinite")] if isinstance(batch, dict) else []
+    if seen and all(n == 0 for n in seen) and not operand(fact).get("nan"):
+        return False
+    before = window.steps[window.steps["step"] <= fact.step]
+    return not bool(np.isinf(before["grad_norm"]).any() or np.nanmax(np.abs(before["loss"]), initial=0.0) > 1e12)
+
+
 def growing(fact: Fact | None, window: Window, factor: float = 10.0) -> float | None:
     """How far the finite loss rose before it was lost, relative to its start; ``None`` if it did not reach ``factor``."""
     recent = [x for x in map(number, (fact.get("recent_losses") or []) if fact is not None else []) if x is not None and math.isfinite(x)]

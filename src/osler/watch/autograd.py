@@ -288,7 +288,7 @@ class Backwards:
         capture = self.training.observer.capture()
         if capture is None or capture.root_id in self.experimented or len(self.experimented) >= 3 or self.jobs:
             return
-        if not self.session.budget.allows(0.05):
+        if not self.session.budget.allows(0.05) or self.session.rank:
             return
         self.experimented.add(capture.root_id)
         from osler.watch import experiments

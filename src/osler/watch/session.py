@@ -50,6 +50,7 @@ class Session:
         self.in_step = False
         self.fast = False
         self.finished = False
+        self.rank = 0
         self.main_thread = threading.get_ident()
         self.in_child = getattr(self, "attached_pid", os.getpid()) != os.getpid()
         self.attached_pid = getattr(self, "attached_pid", os.getpid())
@@ -90,7 +91,8 @@ class Session:
         """Open the store: training has begun in this process."""
         if self.writer is not None or self._is_loader_worker():
             return
-        writer = Writer(self.directory, rank=self._rank())
+        self.rank = self._rank()
+        writer = Writer(self.directory, rank=self.rank)
         writer.open()
         self.writer = writer
         atexit.unregister(self.finish)

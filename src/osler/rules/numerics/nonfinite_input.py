@@ -9,7 +9,19 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules import nonfinite
 from osler.rules.loaders import TRAIN, dataset_argument, loaders, roles
-from osler.rules.script import around, assignment, call_name, calls, function_around, origin, place, root, targets, tree
+from osler.rules.script import (
+    around,
+    assignment,
+    call_name,
+    calls,
+    function_around,
+    function_named,
+    origin,
+    place,
+    root,
+    targets,
+    tree,
+)
 
 
 @rule("nonfinite-input", "numerics")
@@ -32,9 +44,9 @@ def check(window: Window) -> Iterator[Finding]:
     """
     seen = nonfinite.facts(window)
     spoiled = [f for f in seen if f.get("what") in nonfinite.SPREAD]
-    entry = next((f for f in seen if f.get("what") == "input" or f.get("op_kind") == "input"), None)
+    entry = next((f for f in seen if nonfinite.from_data(window, f)), None)
     batch = next((f for f in window.facts("input") if (f.get("nonfinite") or 0) and f.get("phase") in (0, "train")), None)
-    if not spoiled or (entry is None and batch is None) or (entry is not None and entry.get("before_step") is False):
+    if not spoiled or (entry is None and batch is None):
         return
     fact = entry or batch
     assert fact is not None
@@ -91,11 +103,23 @@ def behind(window: Window, loader: Fact, made: ast.stmt | None) -> Location | No
     return Location(loader.at.file, made.lineno) if made is not None else None
 
 
+def prepared_by(window: Window, at: Location, argument: ast.expr) -> Location | None:
+    """The division or logarithm inside the user's own function that prepares an input: ``net(standardise(x))``."""
+    function = function_named(window, at.file, call_name(argument)) if isinstance(argument, ast.Call) and isinstance(argument.func, ast.Name) else None
+    risky = [n.lineno for n in ast.walk(function) if (isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+             or (isinstance(n, ast.Call) and call_name(n) in ("log", "log2", "log10", "sqrt", "div"))] if function is not None else []
+    return Location(at.file, min(risky)) if risky else None
+
+
 def entered(window: Window, fact: Fact) -> Location | None:
     """Without a loader: the variable that the training code passes to the model."""
     at = fact.at
     statements = around(window, at)
-    for call in calls(statements[-1] if statements else None):
+    here = list(calls(statements[-1] if statements else None))
+    prepared = next((p for c in here if c.args and at is not None and (p := prepared_by(window, at, c.args[0])) is not None), None)
+    if prepared is not None:
+        return prepared
+    for call in here:
         name = root(call.args[0]) if call.args and call_name(call) not in ("backward", "step") else None
         found = origin(window, at, name) if name and at is not None else None
         if found is not None and at is not None and tree(window, at.file) is not None:

@@ -13,14 +13,15 @@ from osler.rules.curve import curve, motion, newest, optimizer
 
 @rule("lr-too-high", "optimization")
 def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grown: float = 2.0, unlearned: float = 0.1,
-          jump: float = 5.0, min_steps: int = 20) -> Iterator[Finding | NotChecked]:
+          jump: float = 5.0, wild: float = 10.0, min_steps: int = 20) -> Iterator[Finding | NotChecked]:
     """The learning rate is too high by a large factor.
 
     **What it is.** Steps are so long that they leave the region where the gradient means anything: the loss jumps up, and
     then is lost to infinity or stays at the level of a guess.
 
     **How it is seen.** Two things together, both free of scale. The outcome: the loss ends no lower than a share `unlearned`
-    below its very first value, or rose tenfold and became non-finite. And the cause: steps promise, to first order, a fall of
+    below its very first value, or rose tenfold and became non-finite (or just became so, after a step that changed the weights by
+    `wild` times their norm). And the cause: steps promise, to first order, a fall of
     more than `overshoot` times the whole loss (a quadratic bowl is unstable beyond 4), or they change the weights by
     `big_step` of their norm while the weights grew by `grown` or the loss jumped to `jump` times its start.
 
@@ -42,15 +43,17 @@ def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grow
     rate = float(np.nanmax(lr)) if len(lr) and np.isfinite(lr).any() else float("nan")
     where = Where.at(made.at if made is not None else None)
     fix = f"Lower the learning rate (now {rate:.3g}) by a factor of 10 to 100, or start with a warm-up."
-    if lost is not None and rise is not None and lost.get("op_kind") != "input":
-        long = float(np.max(move.ratio)) if move is not None else None
-        if (long is not None and long >= big_step) or (long is None and rise >= 1000):
+    if lost is not None and not nonfinite.from_data(window, lost):
+        before = move.ratio[move.steps <= lost.step + 1] if move is not None else np.empty(0)
+        long = float(np.max(before)) if len(before) else None
+        if (rise is not None and (long >= big_step if long is not None else rise >= 1000)) or (long is not None and long >= wild):
             evidence = [Evidence(f"the loss rose to {rise:.3g} times its start in {lost.step} steps and became non-finite", "steps/loss", rise, 10.0,
-                                 len(window.steps))]
+                                 len(window.steps))] if rise is not None else []
             if long is not None and move is not None:
                 evidence.append(Evidence(f"a step changed the weights by {long:.2g} of their norm (median over {move.layers} layers)",
                                          "layers/update_norm", long, big_step, len(move.steps)))
-            yield Finding("lr-too-high", "measured", "fatal", f"The loss grew {rise:.3g}-fold at learning rate {rate:.3g} and was lost", fix, where,
+            yield Finding("lr-too-high", "measured", "fatal", f"At learning rate {rate:.3g} the loss "
+                          + (f"grew {rise:.3g}-fold and was lost" if rise is not None else f"was lost in {lost.step} steps"), fix, where,
                           first_step=1, last_step=lost.step, evidence=tuple(evidence), treatment="lr-down")
         return
     line = curve(window, min_steps)

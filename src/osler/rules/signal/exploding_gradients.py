@@ -13,6 +13,7 @@ from osler.rules.curve import curve, modules, newest
 from osler.rules.depth import profile
 from osler.rules.script import place
 
+CLIP = "Clip between backward and step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "RNNBase")
 
 
@@ -39,7 +40,7 @@ def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: f
         return
     line = curve(window)
     lost = nonfinite.first(window, "loss", "gradient", "parameter")
-    if lost is not None and lost.get("op_kind") not in (None, "unknown", "exp-overflow"):
+    if lost is not None and (nonfinite.from_data(window, lost) or lost.get("op_kind") not in (None, "unknown", "exp-overflow", "input", "parameter")):
         return
     failed = line is not None and line.one_sign and line.late >= (1 - unlearned) * line.start
     severity = "fatal" if nonfinite.lost(window) else "harmful"
@@ -59,14 +60,25 @@ def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: f
     rows = newest(window)
     norms = rows["grad_norm"].astype(float)
     norms = norms[np.isfinite(norms) & (norms > 0)]
-    if recurrent is None or clips or len(norms) < 3:
+    if recurrent is None or clips:
+        return
+    before = rows["grad_norm"][rows["step"] <= lost.step] if lost is not None else rows["grad_norm"][:0]
+    blown = bool(np.isinf(before).any() or np.nanmax(before, initial=0.0) > 1e6)
+    if blown or len(norms) < 3:
+        if blown and lost is not None:
+            top = float(np.nanmax(before))
+            yield Finding(
+                "exploding-gradients", "measured", severity, f"The gradient norm of a recurrent model was {top:.3g} before the loss was lost", CLIP,
+                Where.at(line_of_step(window), module=str(recurrent.get("name") or "") or None), first_step=1, last_step=lost.step,
+                evidence=(Evidence(f"gradient norm {top:.3g} by step {lost.step}, in a model with {recurrent.get('class')}; nothing clips it",
+                                   "steps/grad_norm", top, 1e6, len(before)),), treatment="clip")
         return
     height = float(norms.max() / np.median(norms))
     hurt = damaged(window, damage)
     if (height >= spike and (lost is not None or hurt)) or (lost is not None and lost.get("what") == "gradient" and lost.get("value") == "inf"):
         yield Finding(
             "exploding-gradients", "measured", severity, f"The gradient norm jumps to {height:.3g} times its median, and nothing clips it",
-            "Clip between backward and step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
+            CLIP,
             Where.at(line_of_step(window), module=str(recurrent.get("name") or "") or None), first_step=1, last_step=window.n_steps,
             evidence=(Evidence(f"largest gradient norm {norms.max():.3g}, median {np.median(norms):.3g}, in a model with {recurrent.get('class')}",
                                "steps/grad_norm", height, spike, len(norms)),), treatment="clip")

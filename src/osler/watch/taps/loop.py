@@ -244,7 +244,8 @@ class Training:
         if self.fast_left <= 0:
             now = perf_counter()
             elapsed = now - self.last_end
-            session.budget.step(elapsed, FAST_COST * (session.step - self.last_step))
+            session.own += FAST_COST * (session.step - self.last_step)
+            session.budget.step(elapsed, 0.0)
             self.last_end, self.last_step = now, session.step
             session.fast = False
             self.data_wait = 0.0
