@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.trace import Op
 from osler.core.window import Window
-from osler.rules.code_questions import attribute_line, quoted, spot
+from osler.rules.code_questions import attribute_line, nodes, quoted, spot
 from osler.rules.graph_questions import (
     CONTAINERS,
     Pass,
@@ -78,9 +79,22 @@ def outermost(window: Window, uids: set[int]) -> dict[str, Any] | None:
     for m in ancestors(mods, first["module"]):
         inside = {u for u, p in known.items() if (o := mods.get(p["module"])) and o["root"] == m["root"]
                   and (o["name"] == m["name"] or o["name"].startswith(m["name"] + ".") or not m["name"])}
-        if inside <= uids and m["class"] not in ("ModuleList", "ModuleDict"):
+        if not inside <= uids or (not m.get("library") and hands_back(window, str(m["class"]))):
+            break
+        if m["class"] not in ("ModuleList", "ModuleDict"):
             found = m
     return found
+
+
+def hands_back(window: Window, name: str) -> bool:
+    """The class's forward returns one of its arguments as it came: what it computes is dropped inside, not by its caller."""
+    for _, node in nodes(window, lambda n: isinstance(n, ast.ClassDef) and n.name == name):
+        for forward in (f for f in ast.walk(node) if isinstance(f, ast.FunctionDef) and f.name == "forward"):
+            changed = {t.id for t in ast.walk(forward) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)}
+            given = {a.arg for a in forward.args.args[1:]} - changed
+            if any(isinstance(r, ast.Return) and isinstance(r.value, ast.Name) and r.value.id in given for r in ast.walk(forward)):
+                return True
+    return False
 
 
 def told(window: Window, uids: set[int], called: list[Pass]) -> Finding:
