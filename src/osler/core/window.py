@@ -80,9 +80,8 @@ class Window:
     @property
     def n_steps(self) -> int:
         """Optimizer steps completed."""
-        counts = self.last("cycle")
         seen = int(self.steps["step"][-1]) if len(self.steps) else 0
-        return max(seen, counts.step if counts is not None else 0)
+        return max(seen, max((f.step for f in self.all_facts), default=0))
 
     def line(self, file: str, number: int) -> str:
         """Source text of a line, empty when the file was not kept."""

@@ -83,11 +83,11 @@ class Criteria:
             self.with_grad += 1
         phase = 0 if grad or (torch.is_grad_enabled() and session.step == 0) else 1
         if phase == 0:
-            if self.observer.phase is None or self.observer.phase.grad_enabled:
-                if self.with_grad > 12 and (self.with_grad < self.train_next or not session.budget.allows(self.cost)):
-                    return
+            training = self.observer.phase is None or self.observer.phase.grad_enabled
+            if training and self.with_grad > 12 and (self.with_grad < self.train_next or not session.budget.allows(self.cost)):
+                return
             self.train_next = self.with_grad + (1 if self.with_grad < 12 else 1 + self.with_grad // 30)
-        elif session.budget.tight and session.step > 200 and self.with_grad % 4:
+        elif session.budget.tight and self.observer.phases > 8 and found_enough(self.observer.phases):
             return
         start = perf_counter()
         key = self._key(function, phase)
@@ -220,6 +220,11 @@ class Criteria:
         for found in self.known.values():
             if found.calls > 1:
                 self.session.fact("criterion", found.at, **found.to_json())
+
+
+def found_enough(phases: int) -> bool:
+    """Under pressure, later validation phases are kept at doubling numbers only."""
+    return bool(phases & (phases - 1))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

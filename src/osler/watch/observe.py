@@ -210,7 +210,7 @@ class Observer:
             phase.forwards += 1
             phase.grad_enabled = phase.grad_enabled or grad
             dropout, batchnorm = stochastic(module, training=True)
-            phase.roots[key] = {"root": key, "class": type(module).__name__, "training": module.training, "forwards": 1, "grad": grad,
+            phase.roots[key] = {"root": key, "class": type(module).__name__, "training": module.training, "forwards": 1, "grad": grad, "at": _json(user_line()),
                                 "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
                                 "batchnorm_total": len(batchnorm)}
             phase.line = phase.line or user_line()
@@ -313,6 +313,10 @@ def stochastic(root: nn.Module, training: bool) -> tuple[list[str], list[str]]:
         elif isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
             dropout.append(name)
     return dropout, batchnorm
+
+
+def _json(at: Location | None) -> Any:
+    return at.to_json() if at is not None else None
 
 
 def _print(root: nn.Module) -> float:

@@ -104,7 +104,8 @@ class Loaders:
         run.last_size = size
         if self.training.tracer.armed:
             self.training.tracer.event("@batch", outs=tensors, loader=run.loader.index)
-        detailed = (run.batches <= 4 and run.number <= 3) or (session.budget.allows(self.cost) and self.rows < ROW_CAP)
+        early = run.batches <= 4 or run.batches & (run.batches - 1) == 0
+        detailed = (early and run.number <= 3) or (session.budget.allows(self.cost) and self.rows < ROW_CAP)
         if detailed:
             self._details(run, tensors, size, phase, wait)
             self.cost = perf_counter() - start

@@ -138,7 +138,8 @@ class Training:
             measured = self.layers.total_norm(loop)
         self.grad_norm = NAN if measured is None else measured
         self._check_gradients(loop, measured)
-        if (count < 6 or session.step >= self.layers.next) and session.budget.allows(self.layers.cost * 1.2):
+        due = count < 4 or session.step >= self.layers.next
+        if spaced(count + 1) or (due and session.budget.allows(self.layers.cost * 1.2)):
             self.layers.before(loop)
         if early or (count & (count + 1)) == 0 or count % 256 == 0:
             backwards.look_at_gradients(loop)
@@ -184,7 +185,8 @@ class Training:
         if self.hooks.attached("activations"):
             self.activations.detach()
             self.activations.next = session.step + (2 if session.step < 6 else 2 + session.step // 20)
-        elif session.step >= self.activations.next and session.budget.allows(self.activations.cost * 1.3 + 1e-4) and not session.compiled:
+        elif not session.compiled and (spaced(session.step) or (session.step >= self.activations.next
+                                                                and session.budget.allows(self.activations.cost * 1.3 + 1e-4))):
             self.activations.attach()
         if self.locate_step >= 0:
             self._arm_to_locate()
@@ -241,7 +243,7 @@ class Training:
             return
         loop.steps += 1
         self.fast_left -= 1
-        if self.fast_left <= 0:
+        if self.fast_left <= 0 or spaced(session.step + 1):
             now = perf_counter()
             elapsed = now - self.last_end
             session.own += FAST_COST * (session.step - self.last_step)
@@ -277,6 +279,13 @@ class Training:
         self.stop_trace()
         self.write_cycle()
         self.backwards.finish()
+
+
+def spaced(step: int) -> bool:
+    """Steps 1, 2, 5, 10, 20, 50, 100, ...: measured whatever the budget says, since their cost fades as a run goes on."""
+    while step >= 10 and step % 10 == 0:
+        step //= 10
+    return step in (1, 2, 5)
 
 
 def _number(value: Any) -> float:
