@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from side_by_side import SCRIPTS, WATCH, differences, environment, launcher, own_failures, recorded, run
+from side_by_side import SCRIPTS, WATCH, Outcome, differences, environment, launcher, own_failures, recorded, run
 
 ARGUMENTS = {
     "loader_workers": [["0"], ["fork"], ["spawn"], ["forkserver"]],
@@ -35,13 +35,22 @@ def cases() -> list:
     return found
 
 
+def steady(command: list[str], folder: Path, env: dict[str, str], stdin: bytes) -> Outcome:
+    """Again where gloo's threads outlived their process, which happens on a busy machine, watched or not."""
+    for _ in range(3):
+        outcome = run(command, folder, env, stdin=stdin)
+        if b"terminate called without an active exception" not in outcome.stderr:
+            break
+    return outcome
+
+
 @pytest.mark.parametrize(("name", "arguments"), cases())
 def test_same_with_and_without(name: str, arguments: list[str], scripts: Path, runs: Path) -> None:
     plain, after = launcher(f"{name}.py", arguments)
     env = environment(runs)
     stdin = b"line one\nline two" if name == "streams" else b""
-    alone = run(plain, scripts, env, stdin=stdin)
-    watched = run([*WATCH, *after], scripts, env, stdin=stdin)
+    alone = steady(plain, scripts, env, stdin)
+    watched = steady([*WATCH, *after], scripts, env, stdin)
     assert not differences(alone, watched), "\n".join(differences(alone, watched)) + "\n" + watched.our_stderr
     if name not in SILENT:
         assert recorded(runs), "nothing was recorded, so this test showed nothing"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from side_by_side import HERE, ROOT, WATCH, Outcome, differences, environment, own_failures, run
 
-EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if "osler-runs" not in path.parts)
 ZOO = sorted(path for path in (ROOT.parent / "shared" / "zoo").glob("*/*.py") if path.name in {"train.py", "fixed.py"})
 
 
