@@ -17,7 +17,7 @@ from osler.diagnose.config import Config
 from osler.diagnose.rank import rank, strength
 from osler.diagnose.suppress import Suppressions
 
-STARTUP_STEPS = 3
+STARTUP_STEPS = 8
 """Steps left out of the cost per step: they hold imports, first traces and experiments, which are start-up."""
 
 FEW_STEPS = 20

@@ -58,7 +58,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     states = checkpoints.Checkpoints(session)
     training.backwards.before_snapshot = states.still_there
     parts = ((modules.install, (session, observer)), (checkpoints.install, (session, states)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
-             (criterion.install, (session, criteria)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
+             (criterion.install, (session, criteria, training.lane)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
              (tools.install, (session, helpers)))
     for part, args in parts:
         try:

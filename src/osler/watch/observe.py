@@ -186,6 +186,7 @@ class Observer:
         if self.phase_skip > 0 and session.step - self.last_phase_step <= 2:
             self.phase_skip -= 1
             return
+        session.leave_fast()
         self.phase = Phase(session.step, at, session.step - self.last_phase_step)
         self.hooks.attach("phase", enter=self._phase_enter)
 
@@ -195,7 +196,7 @@ class Observer:
         if phase is None:
             return
         phase.calls += 1
-        if phase.calls > PHASE_CALLS:
+        if phase.calls > (PHASE_CALLS if self.phases < 3 else PHASE_CALLS // 10):
             self.hooks.detach("phase")
         registry = self.session.registry
         key = registry.module_id(module)
@@ -214,7 +215,7 @@ class Observer:
                                 "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
                                 "batchnorm_total": len(batchnorm)}
             phase.line = phase.line or user_line()
-            if phase.input is None:
+            if phase.input is None and (self.phases < 3 or self.phases & (self.phases - 1) == 0):
                 phase.input = input_figures((args, kwargs))
                 if phase.input is not None and self.phases < 12:
                     self.session.fact("input", phase.line, root=key, phase="validation", **phase.input)

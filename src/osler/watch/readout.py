@@ -25,6 +25,17 @@ def scalar(tensor: Any) -> float:
     return float(tensor) if isinstance(tensor, int | float) else NAN
 
 
+def finite(tensor: Any) -> bool:
+    """Whether a loss on the CPU is finite; true for whatever cannot be read without waiting."""
+    if tensor.__class__ is not torch.Tensor or not tensor.is_cpu:
+        return True
+    try:
+        value = tensor.item()
+        return bool(value - value == 0.0)
+    except (RuntimeError, TypeError, ValueError):
+        return True
+
+
 def numbers(tensor: torch.Tensor) -> list[float]:
     """Values of a small CPU tensor, [] for a device tensor."""
     if tensor.device.type != "cpu":

@@ -10,7 +10,7 @@ import torch
 
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible, passing
-from osler.watch.readout import scalar
+from osler.watch.readout import finite
 from osler.watch.session import Session
 
 
@@ -18,21 +18,13 @@ def install(session: Session, backwards: Backwards) -> None:
     original = torch.autograd.backward
     depth = [0]
     guard = session.guard
-    observer = backwards.training.observer
 
     @functools.wraps(original)
     def backward(tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: bool = False, *args: Any, **kwargs: Any) -> None:
         if depth[0]:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
-        if session.fast and observer.phase is None:
-            backwards.total += 1
-            backwards.count += 1
-            if type(tensors) is torch.Tensor:
-                value = scalar(tensors)
-                if (value - value != 0.0 and value == value) or (value != value and tensors.device.type == "cpu" and tensors.numel() == 1):
-                    session.fast = False
-            if session.fast:
-                return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
+        if session.fast:
+            session.leave_fast()
         depth[0] = 1
         try:
             if guard.armed("backward"):
@@ -57,4 +49,12 @@ def install(session: Session, backwards: Backwards) -> None:
         finally:
             depth[0] = 0
 
-    torch.autograd.backward = invisible(passing(backward))
+    full = invisible(passing(backward))
+    torch.autograd.backward = full
+
+    def quick(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if finite(tensors):
+            return original(tensors, *args, **kwargs)
+        return full(tensors, *args, **kwargs)
+
+    backwards.training.lane.register(torch.autograd, "backward", full, invisible(passing(quick)))

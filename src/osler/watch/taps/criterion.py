@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from osler.watch.compiler import passing
 from osler.watch.criteria import Criteria
+from osler.watch.fastlane import FastLane
 from osler.watch.session import Session
 
 FUNCTIONS = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -37,14 +38,11 @@ def make(original: Any, name: str, observe: Any) -> Any:
     return functools.update_wrapper(rebuilt, original)
 
 
-def install(session: Session, criteria: Criteria) -> None:
+def install(session: Session, criteria: Criteria, lane: FastLane) -> None:
     guard = session.guard
     wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 
     def observe(name: str, args: Any, kwargs: Any, result: Any) -> None:
-        if session.fast and result.requires_grad:
-            criteria.with_grad += 1
-            return
         if session.writer is None or not isinstance(result, torch.Tensor) or type(result) is not torch.Tensor or not guard.armed("criterion"):
             return
         try:
@@ -58,4 +56,6 @@ def install(session: Session, criteria: Criteria) -> None:
     for name in FUNCTIONS:
         original = getattr(F, name, None)
         if original is not None:
-            setattr(F, name, make(original, name, observe))
+            full = make(original, name, observe)
+            setattr(F, name, full)
+            lane.register(F, name, full, original)

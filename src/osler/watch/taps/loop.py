@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible, passing
 from osler.watch.cycle import Loop
+from osler.watch.fastlane import FastLane
 from osler.watch.modules import ModuleHooks
 from osler.watch.observe import Observer
 from osler.watch.readout import on_cpu, scalar
@@ -50,7 +51,8 @@ class Training:
         self.cycle_next = 1
         self.samples: set[int] = set()
         self.locate_step = int(os.environ.get("OSLER_LOCATE_STEP") or -1)
-        self.fast_left = 0
+        self.lane = FastLane(session)
+        self.lane.left = self.left_fast
         self.skipped = 0
         self.window = 0
         self.cycle_cost = 0.0
@@ -218,7 +220,7 @@ class Training:
         """When watching one whole cycle costs more than the budget allows, look at every n-th cycle only; in between just
         count steps and check that the loss is finite."""
         session = self.session
-        if session.step < 24 or self.locate_step >= 0 or session.guard_steps or self.tracer.armed or self.backwards.jobs or step_time != step_time:
+        if session.step < 24 or self.locate_step >= 0 or session.guard_steps or self.tracer.armed or step_time != step_time:
             return
         self.window -= 1
         if cost > 0:
@@ -228,32 +230,24 @@ class Training:
         allowed = 0.5 * session.budget.share * self.step_seconds
         watched = 2 * max(1, len({loop.index for loop in self.live() if loop.steps}))
         if self.cycle_cost > allowed > 0 or session.budget.tight:
-            self.fast_left = min(int(watched * self.cycle_cost / max(allowed, 1e-9)) + 1, 4096)
-            session.fast = True
+            skip = min(int(watched * self.cycle_cost / max(allowed, 1e-9)) + 1, 4096)
+            self.lane.enter(min(session.step + skip, next_spaced(session.step + 1) - 1))
         self.window = watched
 
-    def fast_step(self, optimizer: Optimizer) -> None:
-        """A step that is only counted."""
+    def left_fast(self) -> None:
+        """Book what was only counted, and watch again from here."""
         session = self.session
-        session.in_step = False
-        session.step += 1
-        loop = self.by_id.get(id(optimizer))
-        if loop is None:
-            session.fast = False
-            return
-        loop.steps += 1
-        self.fast_left -= 1
-        if self.fast_left <= 0 or spaced(session.step + 1):
-            now = perf_counter()
-            elapsed = now - self.last_end
-            session.own += FAST_COST * (session.step - self.last_step)
-            session.budget.step(elapsed, 0.0)
-            self.last_end, self.last_step = now, session.step
-            session.fast = False
-            self.data_wait = 0.0
-            self.backwards.count = 0
-            for other in self.loops:
-                other.restart()
+        now = perf_counter()
+        skipped = session.step - self.last_step
+        for loop in self.loops:
+            loop.steps += self.lane.counts.get(id(loop.ref()), 0)
+            loop.restart()
+        session.own += FAST_COST * skipped
+        session.budget.step(now - self.last_end, 0.0)
+        self.last_end, self.last_step = now, session.step
+        self.data_wait = 0.0
+        self.backwards.count = 0
+        self.lane.counts.clear()
 
     def _maybe_disarm(self) -> None:
         done = all(loop.steps >= self.trace_until.get(loop.index, 0) for loop in self.live() if loop.steps or len(self.live()) == 1)
@@ -288,6 +282,14 @@ def spaced(step: int) -> bool:
     return step in (1, 2, 5)
 
 
+def next_spaced(step: int) -> int:
+    """The first spaced step not below ``step``."""
+    size = 1
+    while size * 10 <= step:
+        size *= 10
+    return next(m * size for m in (1, 2, 5, 10) if m * size >= step)
+
+
 def _number(value: Any) -> float:
     if isinstance(value, torch.Tensor):
         return scalar(value)
@@ -313,8 +315,13 @@ def install(training: Training) -> None:
     Optimizer.__init__ = passing(__init__)  # type: ignore[method-assign,assignment]
 
     open_steps: list[tuple[int, int]] = []
+    lane, counts = training.lane, training.lane.counts
 
     def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        session.in_step = True
+        if session.fast:
+            lane.depth += 1
+            return
         if not session.guard.armed("step"):
             return
         try:
@@ -323,23 +330,32 @@ def install(training: Training) -> None:
                 open_steps.clear()
             open_steps.append((id(optimizer), training.backwards.total))
             if len(open_steps) == 1:
-                session.in_step = True
-                if not session.fast or training.observer.phase is not None:
-                    training.before_step(optimizer, args, kwargs)
+                training.before_step(optimizer, args, kwargs)
         except Exception:
             session.guard.failed("step")
 
     def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        session.in_step = False
+        if session.fast:
+            lane.depth -= 1
+            if lane.depth > 0:
+                return
+            lane.depth = 0
+            session.step += 1
+            key = id(optimizer)
+            counts[key] = counts.get(key, 0) + 1
+            if session.step < lane.until:
+                return
+            open_steps.clear()
+            lane.leave()
+            return
         if not session.guard.armed("step"):
             return
         try:
             if open_steps:
                 open_steps.pop()
             if not open_steps:
-                if session.fast:
-                    training.fast_step(optimizer)
-                else:
-                    training.after_step(optimizer, args, kwargs)
+                training.after_step(optimizer, args, kwargs)
         except Exception:
             session.guard.failed("step")
 
