@@ -7,7 +7,7 @@ from osler.core.facts import Fact
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.code_questions import quoted, spot
+from osler.rules.code_questions import constructions, quoted, spot
 from osler.rules.graph_questions import criteria, loss_built
 
 SIGNED = {"soft_margin_loss": "-1 or 1", "hinge_embedding_loss": "-1 or 1", "margin_ranking_loss": "-1 or 1", "cosine_embedding_loss": "-1 or 1"}
@@ -93,6 +93,8 @@ def raised(window: Window) -> Iterator[Finding]:
                 frames = [p for p in map(spot, fact.get("frames") or ()) if p is not None]
                 place = fact.at or (frames[0] if frames else None)
                 called = [f for f in criteria(window) if f.at == place]
-                yield Finding("loss-head-mismatch", "certain", "fatal", what, cure, Where.at((called and loss_built(window, called[-1])) or place, also=(str(place),) if called else ()),
+                losses = constructions(window, "BCELoss") if "between 0 and 1" in start else []
+                built = loss_built(window, called[-1]) if called else losses[0] if len(losses) == 1 else place
+                yield Finding("loss-head-mismatch", "certain", "fatal", what, cure, Where.at(built, also=(str(place),) if built != place else ()),
                               first_step=fact.step, evidence=(Evidence(f"{fact.get('type')}: {message[:160]}", "exception"),), explains=("script-failed",))
                 return
