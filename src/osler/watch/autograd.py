@@ -148,7 +148,7 @@ class Backwards:
         reached = set(uids)
         owned = registry.owners(registry.roots())
         foreign = [{"shape": list(leaf.shape), "uid": registry.uid(leaf)} for leaf in found.leaves if id(leaf) not in owned][:50]
-        zero = []
+        zero: list[dict[str, Any]] = []
         for index, name in enumerate(found.names):
             if name in ZERO_DERIVATIVE and len(zero) < 20:
                 place, _ = self.lines.of((str(at), None), found, index)
@@ -167,7 +167,7 @@ class Backwards:
 
     def _note_risks(self, key: Any, found: Walk) -> None:
         """Where operations with a possibly singular derivative lie in this graph, so that later ones can be checked quickly."""
-        paths = []
+        paths: list[tuple[str, tuple[int, ...], Any, str | None]] = []
         for index in nonfinite.risks(found):
             if len(paths) >= 8:
                 break

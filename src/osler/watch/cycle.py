@@ -112,8 +112,11 @@ class Loop:
         return scalar(grad.detach().flatten()[:4096].abs().sum()) == 0.0
 
     def to_json(self) -> dict[str, Any]:
-        line = lambda at: at.to_json() if at is not None else None  # noqa: E731
         return {"index": self.index, "steps": self.steps, "backwards": self.backwards, "zero_grads": self.zero_grads,
                 "uncleared": self.uncleared, "cleared_before": self.cleared_before, "empty": self.empty,
                 "judged": self.judged,
-                "last_lines": {"step": line(self.step_line), "backward": line(self.backward_line)}}
+                "last_lines": {"step": _line(self.step_line), "backward": _line(self.backward_line)}}
+
+
+def _line(at: Location | None) -> list[Any] | None:
+    return at.to_json() if at is not None else None

@@ -62,7 +62,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
              (tools.install, (session, helpers)))
     for part, args in parts:
         try:
-            part(*args)  # type: ignore[operator]
+            part(*args)
         except Exception:
             session.guard.failed(part.__module__)
     _exceptions(session)

@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 def on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
+    return bool(tensor.is_cpu)
 
 
 def scalar(tensor: Any) -> float:

@@ -63,10 +63,10 @@ def plain_name(func: Any) -> str | None:
     name = getattr(func, "__name__", None)
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
-        return name if name in GETTERS else None
+        return str(name) if name in GETTERS else None
     if name is None or name in IGNORED or name in ("__set__", "__delete__"):
         return None
-    return DUNDER.get(name, name)
+    return DUNDER.get(str(name), str(name))
 
 
 def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
@@ -113,7 +113,7 @@ def levelled(original: Any) -> Any:
     return warn
 
 
-class Tracer(TorchFunctionMode):
+class Tracer(TorchFunctionMode):  # type: ignore[misc]
     """One recorder, armed and disarmed many times; each stretch becomes one trace file."""
 
     def __init__(self, session: Session) -> None:
@@ -264,7 +264,7 @@ class Tracer(TorchFunctionMode):
                 self.node_ops.append((node._sequence_nr(), len(self.ops)))
         named = dict(zip(POSITIONAL.get(name, ()), args, strict=False))
         named.update(kwargs)
-        kw = {k: v for k, v in named.items() if isinstance(k, str) and (v is None or isinstance(v, bool | int | float | str))}
+        kw: dict[str, Any] = {k: v for k, v in named.items() if isinstance(k, str) and (v is None or isinstance(v, bool | int | float | str))}
         kw.update({k: list(v) for k, v in named.items() if isinstance(k, str) and isinstance(v, tuple | list) and v
                    and all(isinstance(x, int) for x in v)})
         if name == "dropout" and "training" not in named:

@@ -20,7 +20,7 @@ def install(session: Session, backwards: Backwards) -> None:
     guard = session.guard
 
     @functools.wraps(original)
-    def backward(tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: bool = False, *args: Any, **kwargs: Any) -> None:
+    def backward(tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
         if depth[0]:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
         if session.fast:
@@ -52,7 +52,7 @@ def install(session: Session, backwards: Backwards) -> None:
     full = invisible(passing(backward))
     torch.autograd.backward = full
 
-    def quick(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def quick(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if finite(tensors):
             return original(tensors, *args, **kwargs)
         return full(tensors, *args, **kwargs)

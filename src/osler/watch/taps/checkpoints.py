@@ -118,7 +118,7 @@ def install(session: Session, checkpoints: Checkpoints) -> None:
                 guard.failed("load")
         return result
 
-    nn.Module.load_state_dict = passing(load_state_dict)  # type: ignore[method-assign]
+    nn.Module.load_state_dict = passing(load_state_dict)
     original_file = torch.load
 
     @functools.wraps(original_file)

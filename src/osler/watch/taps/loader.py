@@ -219,8 +219,8 @@ def _getitem_line(dataset: Any) -> Location | None:
     """Where the user's dataset (looking through Subset and ConcatDataset) defines ``__getitem__`` or ``__iter__``."""
     for _ in range(5):
         for name in ("__getitem__", "__iter__"):
-            method = inspect.unwrap(getattr(type(dataset), name, None)) if getattr(type(dataset), name, None) else None
-            code = getattr(method, "__code__", None)
+            method = getattr(type(dataset), name, None)
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
             if code is not None and is_user(code):
                 return Location(shorten(code.co_filename), code.co_firstlineno, f"{type(dataset).__name__}.{name}")
         dataset = getattr(dataset, "dataset", None)
@@ -242,7 +242,7 @@ def install(session: Session, loaders: Loaders) -> None:
             except Exception:
                 guard.failed("loader")
 
-    DataLoader.__init__ = passing(__init__)  # type: ignore[method-assign]
+    DataLoader.__init__ = passing(__init__)
     base = torch_loader._BaseDataLoaderIter
     original_base = base.__init__
 
@@ -255,7 +255,7 @@ def install(session: Session, loaders: Loaders) -> None:
             except Exception:
                 guard.failed("loader")
 
-    base.__init__ = passing(iterator_init)  # type: ignore[method-assign]
+    base.__init__ = passing(iterator_init)
     original_next = base.__next__
     tracer = loaders.training.tracer
 
@@ -281,4 +281,4 @@ def install(session: Session, loaders: Loaders) -> None:
                 guard.failed("loader")
         return batch
 
-    base.__next__ = passing(__next__)  # type: ignore[method-assign]
+    base.__next__ = passing(__next__)

@@ -312,7 +312,7 @@ def install(training: Training) -> None:
             session.own += perf_counter() - start
 
     __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    Optimizer.__init__ = passing(__init__)  # type: ignore[method-assign,assignment]
+    Optimizer.__init__ = passing(__init__)
 
     open_steps: list[tuple[int, int]] = []
     lane, counts = training.lane, training.lane.counts

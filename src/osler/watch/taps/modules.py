@@ -67,7 +67,7 @@ def install(session: Session, observer: Observer) -> None:
             except Exception:
                 guard.failed("module")
 
-    nn.Module.__init__ = passing(__init__)  # type: ignore[method-assign]
+    nn.Module.__init__ = passing(__init__)
 
     original_setstate = nn.Module.__setstate__
 
@@ -80,7 +80,7 @@ def install(session: Session, observer: Observer) -> None:
             except Exception:
                 guard.failed("module")
 
-    nn.Module.__setstate__ = passing(__setstate__)  # type: ignore[method-assign]
+    nn.Module.__setstate__ = passing(__setstate__)
 
     original_train = nn.Module.train
     depth = [0]
@@ -105,7 +105,7 @@ def install(session: Session, observer: Observer) -> None:
         finally:
             depth[0] = 0
 
-    nn.Module.train = passing(train)  # type: ignore[method-assign]
+    nn.Module.train = passing(train)
 
 
 STATELESS = frozenset(("ReLU", "GELU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "L1Loss",

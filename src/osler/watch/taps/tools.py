@@ -141,7 +141,8 @@ def after(session: Session, tap: str, original: Callable[..., Any], tell: Callab
             session.own += perf_counter() - start
         return result
 
-    return passing(wrapper)
+    passed: Callable[..., Any] = passing(wrapper)
+    return passed
 
 
 def install(session: Session, tools: Tools) -> None:
@@ -149,7 +150,7 @@ def install(session: Session, tools: Tools) -> None:
 
     for cls in (LRScheduler, ReduceLROnPlateau):
         if "__init__" in cls.__dict__:
-            cls.__init__ = after(session, "scheduler", cls.__init__, lambda _, args, __: tools.scheduler(args[0]))  # type: ignore[method-assign]
+            cls.__init__ = after(session, "scheduler", cls.__init__, lambda _, args, __: tools.scheduler(args[0]))
 
     import torch.nn.utils as utils
     from torch.nn.utils import clip_grad
@@ -199,7 +200,8 @@ def _compilers(session: Session, tools: Tools) -> None:
                 except Exception:
                     session.guard.failed("compile")
             return original(*args, **kwargs)
-        return passing(wrapper)
+        passed: Callable[..., Any] = passing(wrapper)
+        return passed
 
     torch.compile = before("torch.compile", torch.compile)
     torch.jit.script = before("torch.jit.script", torch.jit.script)
