@@ -5,7 +5,7 @@ cores are swapped from round to round. What the rest of the machine does hits bo
 equal length; in each window the median step of the one is divided by the median step of the other, and a pair's ratio is the
 median over its windows. Rounds come in pairs with swapped cores, whose geometric mean is one sample, so that a slower core
 cancels. The interval is a bootstrap over those samples and the windows in them. ``null`` is the same with nobody watching: its distance from 1 is the
-resolution of the measurement.
+resolution of the measurement. All processes keep freed memory (``HEAP`` in ``run.py``), so that page faults do not decide.
 
 The median step says what nearly every step pays; it does not see work done on every fiftieth step. So the ratio of the *mean*
 step's processor time (all threads of the training process, windows again) stands beside it; that is the figure the watcher's own account of its overhead is compared with.

@@ -39,6 +39,9 @@ QUICK_STEPS = {"W1": 250, "W2": 24, "W3": 12, "W4": 6000}
 PEERS = ("naive", "tensorboard", "anomaly", "torchmortem", "torch-audit", "torch-audit-each")
 QUICK_PEERS = {"W4": PEERS, "W1": ("naive", "torchmortem")}
 QUICK_SECONDS = 265.0
+HEAP = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TOP_PAD_": str(2**26)}
+"""glibc keeps freed memory. Otherwise a fifth of a W1 step is page faults, how many is decided by chance in the first steps of a
+process, and ratios of 0.75 to 1.15 between equal processes come out."""
 
 
 @dataclass
@@ -72,7 +75,7 @@ def start(name: str, workload: str, steps: int, core: int | None, folder: Path, 
     script = str(HERE / "workloads" / f"{workload.lower()}.py")
     env = {k: v for k, v in os.environ.items() if not k.startswith("OSLER")}
     env |= {"BENCH_OUT": str(out), "BENCH_STEPS": str(steps), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1", "OSLER_DIR": str(folder / "runs")}
+            "PYTHONDONTWRITEBYTECODE": "1", "OSLER_DIR": str(folder / "runs"), **HEAP}
     if core is not None:
         env["BENCH_CORE"] = str(core)
     if name == "osler":
