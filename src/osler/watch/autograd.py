@@ -13,7 +13,7 @@ from osler.core.facts import Location
 from osler.watch import nonfinite, snapshot
 from osler.watch.cycle import Loop
 from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
-from osler.watch.readout import on_cpu, scalar
+from osler.watch.readout import on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import Tracer
 from osler.watch.where import library_line, user_line
@@ -86,7 +86,7 @@ class Backwards:
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:
             self.loss_nonfinite(roots, value)
         self.recent.append(value)
-        due = self.total >= self.walk_next and session.budget.allows(self.walk_cost)
+        due = self.total >= self.walk_next and (session.budget.allows(self.walk_cost) or self.walk_cost < 3e-3)
         self.risky = []
         if self.tracer.armed or due:
             self.look(roots, retain_graph)
@@ -199,7 +199,7 @@ class Backwards:
             return
         at, lib = user_line(), library_line()
         found = walk([r.grad_fn for r in roots if r.grad_fn is not None])
-        poisoned = [session.registry.uid(leaf) for leaf in found.leaves if on_cpu(leaf) and not bool(torch.isfinite(leaf.detach()).all())]
+        poisoned = [session.registry.uid(leaf) for leaf in found.leaves if on_cpu(leaf) and not true(torch.isfinite(leaf.detach()).all())]
         born = nonfinite.locate(found)
         entered = nonfinite.entered(found)
         order = {index: rank for rank, index in enumerate(nonfinite.execution_order(found))}
@@ -225,7 +225,7 @@ class Backwards:
         self.nan_gradient_step = self.session.step
         self.nonfinite_facts += 1
         bad = [self.session.registry.uid(p) for p in loop.parameters() if p.grad is not None and on_cpu(p.grad) and not p.grad.is_sparse
-               and not bool(torch.isfinite(p.grad).all())]
+               and not true(torch.isfinite(p.grad).all())]
         if not bad:
             return
         kind, operand, place, how = "unknown", None, None, None

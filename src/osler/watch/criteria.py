@@ -14,7 +14,7 @@ from torch import nn
 from osler.core.facts import Location
 from osler.watch.graph import chain, maker
 from osler.watch.observe import Observer
-from osler.watch.readout import on_cpu, scalar
+from osler.watch.readout import on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.where import is_user, user_line
 
@@ -38,7 +38,7 @@ class Criterion:
         self.accuracy_first = self.accuracy_last = float("nan")
         self.target_min, self.target_max = float("inf"), float("-inf")
         self.classes: set[int] = set()
-        self.ignored = self.counted = 0
+        self.ignored = self.counted = self.padded = 0
         self.value_min = float("inf")
         self.value_max = float("-inf")
 
@@ -54,6 +54,7 @@ class Criterion:
                 "target_min": self.target_min if finite else None, "target_max": self.target_max if finite else None,
                 "target_classes": len(self.classes), "target_values": sorted(self.classes)[:20],
                 "ignored_share": self.ignored / self.counted if self.counted else None,
+                "pad_share": self.padded / self.counted if self.counted and "pad" in self.info else None,
                 "value_first": self.value_first, "value_last": self.value_last, "accuracy_first": self.accuracy_first,
                 "accuracy_last": self.accuracy_last, "input_min": self.value_min if self.value_min <= self.value_max else None,
                 "input_max": self.value_max if self.value_min <= self.value_max else None}
@@ -70,7 +71,8 @@ class Criteria:
         self.train_next = 0
         self.cost = 5e-5
         self.last_result: Any = None
-        self.unvisited = 0
+        self._pad_looks = 0
+        self._pad_index: int | None = None
         session.finishers.append(self.finish)
 
     def unused(self, backwards: int) -> int:
@@ -183,11 +185,11 @@ class Criteria:
             low, high = scalar(y.min()), scalar(y.max())
             found.target_min, found.target_max = min(found.target_min, low), max(found.target_max, high)
             found.mark("target_in_unit", low >= 0 and high <= 1)
-            found.mark("target_integers", bool((y == y.round()).all()))
+            found.mark("target_integers", true((y == y.round()).all()))
             if y.dim() == 2 and y.shape[1] > 1:
                 ones = scalar((y.sum(1) - 1).abs().max()) < 1e-3 and low >= 0
                 found.mark("target_rows_sum_one", ones)
-                found.mark("target_one_hot", ones and high == 1 and bool((y.max(1).values == 1).all()))
+                found.mark("target_one_hot", ones and high == 1 and true((y.max(1).values == 1).all()))
             if y.numel() <= 65536:
                 self._classes(found, y)
             return float("nan")
@@ -197,6 +199,10 @@ class Criteria:
         found.counted += y.numel()
         found.info["ignore_index"] = ignore
         good = y[kept]
+        pad = self._pad()
+        if pad is not None:
+            found.padded += int(scalar((good == pad).sum()))
+            found.info["pad"] = pad
         if good.numel() == 0:
             return float("nan")
         found.target_min, found.target_max = min(found.target_min, scalar(good.min())), max(found.target_max, scalar(good.max()))
@@ -207,6 +213,14 @@ class Criteria:
             hit = (x.argmax(1) == y) & kept
             return scalar(hit.sum()) / max(int(scalar(kept.sum())), 1)
         return float("nan")
+
+    def _pad(self) -> int | None:
+        """The one padding_idx of the embeddings alive, looked up a few times only."""
+        if self._pad_looks < 4:
+            self._pad_looks += 1
+            found = {m.padding_idx for m in self.session.registry.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None}
+            self._pad_index = found.pop() if len(found) == 1 else None
+        return self._pad_index
 
     @staticmethod
     def _classes(found: Criterion, values: torch.Tensor) -> None:

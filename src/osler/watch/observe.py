@@ -14,7 +14,7 @@ from torch import nn
 from osler.core.facts import Location
 from osler.watch.cycle import Loop
 from osler.watch.modules import ModuleHooks
-from osler.watch.readout import on_cpu, scalar
+from osler.watch.readout import on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import Tracer, tensors_in
 from osler.watch.where import user_line
@@ -267,7 +267,7 @@ class Observer:
             for model in trained:
                 own = list(model.parameters())
                 if [p.shape for p in own] == shapes and own and all(on_cpu(p) for p in own):
-                    same = all(bool((a == b).all()) for a, b in zip(root.parameters(), own, strict=True))
+                    same = all(true((a == b).all()) for a, b in zip(root.parameters(), own, strict=True))
                     if same or type(root) is type(model):
                         self.shadows[number] = {"ref": weakref.ref(root), "of": registry.module_id(model), "class": type(root).__name__, "same": same,
                                                 "trained": any(registry.known_uid(p) in registry.stepped or registry.known_uid(p) in registry.loaded for p in own),

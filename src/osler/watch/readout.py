@@ -25,6 +25,11 @@ def scalar(tensor: Any) -> float:
     return float(tensor) if isinstance(tensor, int | float) else NAN
 
 
+def true(tensor: torch.Tensor) -> bool:
+    """Truth of a one-element CPU tensor; false for one on a device."""
+    return tensor.is_cpu and scalar(tensor) == 1.0
+
+
 def finite(tensor: Any) -> bool:
     """Whether a loss on the CPU is finite; true for whatever cannot be read without waiting."""
     if tensor.__class__ is not torch.Tensor or not tensor.is_cpu:

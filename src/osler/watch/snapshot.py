@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from osler.watch.readout import on_cpu, scalar
+from osler.watch.readout import on_cpu, scalar, true
 from osler.watch.registry import Registry, attributes, library_class
 from osler.watch.session import Session
 
@@ -130,7 +130,7 @@ def twins(session: Session, roots: list[nn.Module]) -> None:
                 x, y = a.weight.detach(), b.weight.detach()
                 if x is y or a.weight is b.weight or x.shape != y.shape or not on_cpu(x) or not on_cpu(y):
                     continue
-                if bool((x == y).all()) and not bool((x == x.flatten()[0]).all()):
+                if true((x == y).all()) and not true((x == x.flatten()[0]).all()):
                     shared = x.data_ptr() == y.data_ptr()
                     session.fact("twins", session.registry.built_at(b), a=f"{first}.weight", b=f"{second}.weight", shape=list(x.shape),
                                  shared_storage=shared, root=session.registry.module_id(root))

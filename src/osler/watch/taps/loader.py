@@ -16,7 +16,7 @@ from torch.utils.data import dataloader as torch_loader
 from osler.core.facts import Location
 from osler.watch.compiler import passing
 from osler.watch.observe import Observer
-from osler.watch.readout import array, on_cpu, scalar
+from osler.watch.readout import array, on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import tensors_in
 from osler.watch.where import construction_line, is_user, shorten
@@ -199,7 +199,7 @@ def _float_labels(tensors: list[torch.Tensor], size: int) -> torch.Tensor | None
     last = tensors[-1]
     if last.is_floating_point() and on_cpu(last) and last.dim() <= 2 and last.numel() == size:
         flat = last.detach().flatten()
-        if bool((flat == flat.round()).all()) and scalar(flat.abs().max()) < 1000:
+        if true((flat == flat.round()).all()) and scalar(flat.abs().max()) < 1000:
             return flat.long()
     return None
 
