@@ -38,7 +38,7 @@ class Stream:
 C = Column
 STEPS = Stream("steps", (
     C("step", "<i8", "1", "optimizer steps completed, counted over all optimizers, this one included"),
-    C("t", "<f8", "s", "time since the watcher was attached, at the end of the step"),
+    C("t", "<f8", "s", "time since the watcher was attached, at the end of the step (between the neighbours' where a step was only counted)"),
     C("optimizer", "<i2", "index", "which optimizer stepped (order of construction)"),
     C("backwards", "<u2", "1", "backward passes since the previous step"),
     C("loss", "<f4", "loss", "value that the last backward started from"),

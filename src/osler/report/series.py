@@ -42,7 +42,8 @@ def all_series(window: Window) -> dict[str, dict[str, Any]]:
              "validation_accuracy": criterion(window, VALIDATION, "accuracy")}
     for name in ("lr", "grad_norm", "step_time", "data_wait"):
         found[name] = (steps["step"], steps[name])
-    packed = {name: pack(SPECS[name], x, y) for name, (x, y) in found.items()}
+    lost = min((f.step for f in window.facts("nonfinite")), default=None)
+    packed = {name: pack(SPECS[name], x, y, lost_from=lost if name == "train_loss" else None) for name, (x, y) in found.items()}
     return {name: series for name, series in packed.items() if series["count"]}
 
 
@@ -66,18 +67,16 @@ def criterion(window: Window, phase: int, column: str) -> tuple[np.ndarray, np.n
         return steps, np.bincount(group, rows * calls[column]) / np.bincount(group, rows)
 
 
-def pack(spec: Spec, x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> dict[str, Any]:
+def pack(spec: Spec, x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS, lost_from: int | None = None) -> dict[str, Any]:
     """Min, mean and max per bucket of equally many points; infinities are counted apart, NaN means not measured.
 
-    A loss or gradient norm of NaN is a measurement too, so for ``log`` series NaN at a recorded step counts as non-finite
-    once a finite value came before it.
+    ``lost_from`` is the step at which a non-finite loss was seen: from there on NaN is a measurement too.
     """
     y = np.asarray(y, dtype=float)
     finite = np.isfinite(y)
     broken = np.isinf(y)
-    if spec.log and finite.any():
-        last = int(np.flatnonzero(finite)[-1])
-        broken |= np.isnan(y) & (np.arange(len(y)) > last)
+    if lost_from is not None:
+        broken |= np.isnan(y) & (np.asarray(x) > lost_from)
     kept_x, kept_y = np.asarray(x)[finite], y[finite]
     parts = np.array_split(np.arange(len(kept_y)), min(len(kept_y), buckets)) if len(kept_y) else []
     lost = np.asarray(x)[broken]

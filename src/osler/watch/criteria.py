@@ -30,6 +30,7 @@ class Criterion:
     def __init__(self, index: int, function: str, at: Location | None, built: Location | None, phase: int) -> None:
         self.index, self.function, self.at, self.built, self.phase = index, function, at, built, phase
         self.calls = 0
+        self.first_step = 0
         self.sampled = 0
         self.next_write = 1
         self.shares: dict[str, list[int]] = {}
@@ -49,7 +50,7 @@ class Criterion:
 
     def to_json(self) -> dict[str, Any]:
         finite = self.target_min <= self.target_max
-        return {"index": self.index, "function": self.function, "built_at": self.built.to_json() if self.built else None, "calls": self.calls,
+        return {"index": self.index, "function": self.function, "built_at": self.built.to_json() if self.built else None, "calls": self.calls, "first_step": self.first_step,
                 "sampled": self.sampled, "phase": self.phase, **self.info, **{k: a / n for k, (a, n) in self.shares.items()},
                 "target_min": self.target_min if finite else None, "target_max": self.target_max if finite else None,
                 "target_classes": len(self.classes), "target_values": sorted(self.classes)[:20],
@@ -99,6 +100,7 @@ class Criteria:
                 return
             at = user_line()
             found = self.known[key] = Criterion(len(self.known), function, at, self._built(), phase)
+            found.first_step = session.step
         found.calls += 1
         value = args[0] if args else kwargs.get("input", kwargs.get("log_probs"))
         target = args[1] if len(args) > 1 else kwargs.get("target", kwargs.get("targets"))

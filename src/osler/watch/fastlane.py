@@ -22,6 +22,7 @@ class FastLane:
         self.began = 0
         self.depth = 0
         self.counts: dict[int, int] = {}
+        self.losses: list[float] = []
         self.left: Callable[[], None] = lambda: None
         self._swaps: list[tuple[Any, str, Any, Any]] = []
         session.leave_fast = self.leave
@@ -33,6 +34,7 @@ class FastLane:
     def enter(self, until: int) -> None:
         self.until, self.began, self.depth = until, self.session.step, 0
         self.counts.clear()
+        self.losses.clear()
         self.session.fast = True
         for namespace, name, full, quick in self._swaps:
             if getattr(namespace, name) is full:

@@ -30,12 +30,13 @@ def true(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and scalar(tensor) == 1.0
 
 
-def finite(tensor: Any) -> bool:
-    """Whether a loss on the CPU is finite; true for whatever cannot be read without waiting."""
+def finite(tensor: Any, kept: list[float]) -> bool:
+    """Whether a loss on the CPU is finite, and its value into ``kept``; true for whatever cannot be read without waiting."""
     if tensor.__class__ is not torch.Tensor or not tensor.is_cpu:
         return True
     try:
         value = tensor.item()
+        kept.append(value)
         return bool(value - value == 0.0)
     except (RuntimeError, TypeError, ValueError):
         return True

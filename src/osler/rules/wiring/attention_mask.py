@@ -64,7 +64,7 @@ def empty_rows(window: Window) -> Iterator[Finding]:
     yield Finding(
         "attention-mask", "certain", "fatal", "a row of attention scores is masked entirely: softmax gives NaN",
         f"Fill with a finite value such as -1e4 at {quoted(window, place, 'the mask')}, or leave out sequences without any real token.",
-        Where.at(place, module=module_name(modules(window), op.module) if op is not None else None, also=(str(located),) if located and located != place else ()), first_step=fact.step,
+        Where.at(place, module=module_name(modules(window), op.module) if op is not None else None, also=(str(located),) if located and located != place else ()), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"softmax made {operand.get('nan') or operand.get('nonfinite') or 'some'} NaN of {operand.get('numel') or 'its'} values"
                            + (f"; {rows[0][1]['full_rows']} rows of the mask hide every position" if rows else ""), "nonfinite",
                            value=float(operand.get("nan") or operand.get("nonfinite") or 0), threshold=0.0, samples=int(operand.get("numel") or 0)),),

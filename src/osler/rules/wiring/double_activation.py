@@ -53,7 +53,7 @@ def told(window: Window, fact: Fact, made: str) -> Finding:
     return Finding(
         "double-activation", "certain", "harmful", f"{made} is applied before {function}, which applies {own} itself",
         f"Remove the {made} at {quoted(window, place, f'the layer that feeds {function}')} and give {function} the raw scores; apply it only where you need probabilities.",
-        Where.at(place, module=module, also=also), first_step=fact.step,
+        Where.at(place, module=module, also=also), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"{function} gets the output of {made} ({fact.get('input_op')}){sums}", "criterion/input", value=fact.get("rows_sum_one"),
                            threshold=0.99 if made == "softmax" else None, samples=calls),),
         treatment="logits", explains=("lr-too-low", "loss-plateau", "vanishing-gradients"))

@@ -142,7 +142,7 @@ def checkpointed(window: Window, never: set[int]) -> Finding | None:
         if fact.get("use_reentrant") and not fact.get("inputs_require_grad"):
             return Finding(
                 "graph-broken", "certain", "harmful", "reentrant checkpointing of inputs without gradient: the layers inside never get one",
-                f"Pass use_reentrant=False at {quoted(window, fact.at, 'the checkpoint call')} (or let its input require a gradient).", Where.at(fact.at), first_step=fact.step,
+                f"Pass use_reentrant=False at {quoted(window, fact.at, 'the checkpoint call')} (or let its input require a gradient).", Where.at(fact.at), first_step=fact.get("first_step", fact.step),
                 evidence=(Evidence(f"{fact.get('calls')} reentrant checkpoint calls whose inputs do not require grad; {count(len(never), 'parameter')} ({names(window, never)}) "
                                    "never got a gradient", "checkpoint-call", value=float(len(never)), threshold=0.0, samples=int(fact.get("calls") or 1)),),
                 explains=("unused-module", "frozen-params", "loss-plateau"))

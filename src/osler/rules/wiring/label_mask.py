@@ -39,7 +39,7 @@ def check(window: Window, *, padded: float = 0.1, everything: float = 0.999) -> 
 
 def said(window: Window, fact: Fact, place: Location | None, severity: str, certainty: str, title: str, fix: str, evidence: Evidence) -> Finding:
     also = (str(fact.at),) if fact.at is not None and fact.at != place else ()
-    return Finding("label-mask", certainty, severity, title, fix.format(line=quoted(window, place, str(fact.get("function")))), Where.at(place, also=also), first_step=fact.step,
+    return Finding("label-mask", certainty, severity, title, fix.format(line=quoted(window, place, str(fact.get("function")))), Where.at(place, also=also), first_step=fact.get("first_step", fact.step),
                    evidence=(evidence,), explains=("loss-plateau", "class-imbalance-metric"))
 
 

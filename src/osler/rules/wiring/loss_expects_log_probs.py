@@ -58,7 +58,7 @@ def told(window: Window, fact: Fact) -> Finding:
     return Finding(
         "loss-expects-log-probs", "certain", "harmful", f"{function} needs log-probabilities and gets {got}",
         f"Apply {cure} at {quoted(window, place, 'the output layer')}" + (", or use cross_entropy on the raw scores." if function == "nll_loss" else "."),
-        Where.at(place, module=module, also=also), first_step=fact.step,
+        Where.at(place, module=module, also=also), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"exp of the input rows sums to 1 in {float(fact['log_probs']):.0%} of {calls} calls; the input was made by {fact.get('input_op')}{limits}",
                            "criterion/input", value=float(fact["log_probs"]), threshold=1.0, samples=calls),),
         treatment="log-probs", explains=("loss-sign", "loss-diverged", "loss-plateau"))
@@ -79,7 +79,7 @@ def producer(window: Window, fact: Fact) -> tuple[Location | None, str | None]:
 def log_target(window: Window, fact: Fact) -> Finding:
     return Finding(
         "loss-expects-log-probs", "certain", "harmful", "kl_div gets log-probabilities as its target without log_target=True",
-        f"Pass log_target=True at {quoted(window, fact.at, 'the call')}, or give the target as probabilities.", Where.at(fact.at), first_step=fact.step,
+        f"Pass log_target=True at {quoted(window, fact.at, 'the call')}, or give the target as probabilities.", Where.at(fact.at), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"all target values are at most 0 (smallest {fact.get('target_min')})", "criterion/target", value=fact.get("target_max"),
                            threshold=0.0, samples=int(fact.get("sampled") or 1)),), treatment="log-probs")
 

@@ -42,7 +42,7 @@ def check(window: Window) -> Iterator[Finding]:
             place = loss_built(window, fact)
             also = (str(fact.at),) if fact.at is not None and fact.at != place else ()
             yield Finding("loss-head-mismatch", "certain", severity, title, fix.format(line=quoted(window, place, str(fact.get("function")))),
-                          Where.at(place, also=also), first_step=fact.step, evidence=(evidence,), explains=("output-range", "loss-plateau"))
+                          Where.at(place, also=also), first_step=fact.get("first_step", fact.step), evidence=(evidence,), explains=("output-range", "loss-plateau"))
             return
     yield from raised(window)
 
@@ -96,5 +96,5 @@ def raised(window: Window) -> Iterator[Finding]:
                 losses = constructions(window, "BCELoss") if "between 0 and 1" in start else []
                 built = loss_built(window, called[-1]) if called else losses[0] if len(losses) == 1 else place
                 yield Finding("loss-head-mismatch", "certain", "fatal", what, cure, Where.at(built, also=(str(place),) if built != place else ()),
-                              first_step=fact.step, evidence=(Evidence(f"{fact.get('type')}: {message[:160]}", "exception"),), explains=("script-failed",))
+                              first_step=fact.get("first_step", fact.step), evidence=(Evidence(f"{fact.get('type')}: {message[:160]}", "exception"),), explains=("script-failed",))
                 return

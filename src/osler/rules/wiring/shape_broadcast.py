@@ -70,7 +70,7 @@ def told(window: Window, fact: Fact) -> Finding | None:
         "shape-broadcast", "certain", severity, f"prediction {list(a)} and target {list(b)} broadcast to {list(both)} in {fact.get('function')}",
         f"Give both the same shape before {quoted(window, fact.at, str(fact.get('function')))}: " + (
             "prediction.squeeze(-1) or target.unsqueeze(-1)." if table else "one output for each target value."),
-        Where.at(fact.at), first_step=fact.step,
+        Where.at(fact.at), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"{numel(a)} predictions and {numel(b)} targets make {numel(both)} differences", "criterion/shapes", value=float(numel(both)),
                            threshold=float(max(numel(a), numel(b))), samples=calls),),
         treatment="reshape-target", explains=("loss-plateau", "lr-too-low"))

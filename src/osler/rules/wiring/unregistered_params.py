@@ -65,7 +65,7 @@ def told(window: Window, fact: Fact, served: set[int]) -> Finding:
             "non-leaf tensor": "a tensor computed from a parameter"}.get(kind, "a trainable tensor that is no nn.Parameter")
     return Finding(
         "unregistered-params", "certain", "harmful", f"{own} holds {what}: the optimizer cannot see {count(int(fact.get('numel') or 0), 'weight')}",
-        f"{CURE.get(kind, 'Register it')}: {quoted(window, place, f'self.{attribute}')}.", Where.at(place, module=own, parameter=attribute), first_step=fact.step,
+        f"{CURE.get(kind, 'Register it')}: {quoted(window, place, f'self.{attribute}')}.", Where.at(place, module=own, parameter=attribute), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"{count(len(served), 'tensor')} of self.{attribute} get gradients from the loss and are in no optimizer ({fact.get('numel')} elements)", "graph",
                            value=float(len(served)), threshold=0.0, samples=len(served)),),
         treatment="register-params", explains=("loss-plateau", "lr-too-low", "vanishing-gradients", "optimizer-wrong-params"))
@@ -79,7 +79,7 @@ def built_in_forward(window: Window, least: int) -> Iterator[Finding]:
             continue
         yield Finding(
             "unregistered-params", "certain", "harmful", f"{fact.get('inside')}.forward constructs a new {fact.get('class')} in every call",
-            f"Construct the layer of {quoted(window, fact.at, 'this line')} once in __init__ and call it here.", Where.at(fact.at), first_step=fact.step,
+            f"Construct the layer of {quoted(window, fact.at, 'this line')} once in __init__ and call it here.", Where.at(fact.at), first_step=fact.get("first_step", fact.step),
             evidence=(Evidence(f"{counted} layers were constructed at this line over {fact.get('steps')} steps; none is in an optimizer", "module-built-in-step",
                                value=float(counted), threshold=float(least), samples=int(fact.get("steps") or counted) if not isinstance(fact.get("steps"), list) else counted),),
             treatment="register-params", explains=("loss-plateau", "lr-too-low", "optimizer-wrong-params"))

@@ -39,7 +39,7 @@ def check(window: Window, *, least_share: float = 0.5) -> Iterator[Finding]:
         if window.n_steps:
             yield Finding(
                 "weights-not-loaded", "certain", "harmful" if before_training(window, fact.at) else "note", f"a checkpoint that fits {fact.get('class')} is read and never applied",
-                f"Call load_state_dict with what {quoted(window, fact.at, 'torch.load')} returns.", Where.at(fact.at), first_step=fact.step,
+                f"Call load_state_dict with what {quoted(window, fact.at, 'torch.load')} returns.", Where.at(fact.at), first_step=fact.get("first_step", fact.step),
                 evidence=(Evidence(f"torch.load returned {fact.get('keys')} entries that match {fact.get('class')}; no load_state_dict used them", "state-unused", value=0.0, threshold=1.0, samples=1),))
             return
 
@@ -72,7 +72,7 @@ def told(window: Window, fact: Fact, least_share: float) -> Finding | None:
         cure = f"Strip (or add) the prefix {before!r} of the keys" if before else "Compare the checkpoint's keys with model.state_dict()"
         return Finding(
             "weights-not-loaded", "certain", severity, f"load_state_dict matched {matched} of {expected} entries of {fact.get('class')}: the weights stay as they were",
-            f"{cure} and load with strict=True at {quoted(window, fact.at, 'this line')}.", Where.at(fact.at, module=fact.get("class")), first_step=fact.step,
+            f"{cure} and load with strict=True at {quoted(window, fact.at, 'this line')}.", Where.at(fact.at, module=fact.get("class")), first_step=fact.get("first_step", fact.step),
             evidence=(Evidence(f"{matched} of {expected} keys ({share:.0%} of the weights) matched; missing: {shown(map(str, fact.get('missing') or ()))}; given but unknown: "
                                f"{shown(map(str, fact.get('unexpected') or ()))}", "load-state-dict", value=share, threshold=least_share, samples=expected),),
             explains=("loss-plateau", "frozen-params"))
@@ -110,6 +110,6 @@ def overwritten(window: Window, fact: Fact) -> Finding:
     place = fact.at or initialised_at(window)
     return Finding(
         "weights-not-loaded", "certain", "harmful", f"loaded weights are overwritten before training: {shown(names)}",
-        f"Load after initialising, not before {quoted(window, place, 'the initialisation')}.", Where.at(place), first_step=fact.step,
+        f"Load after initialising, not before {quoted(window, place, 'the initialisation')}.", Where.at(place), first_step=fact.get("first_step", fact.step),
         evidence=(Evidence(f"{float(fact.get('share') or 0.0):.0%} of the loaded values differ at the first step, and no optimizer had touched them", "loaded-then-changed",
                            value=float(fact.get("share") or 0.0), threshold=0.5, samples=len(names)),), explains=("loss-plateau",))

@@ -8,9 +8,11 @@ import weakref
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from osler.core.signals import STEPS
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible, passing
 from osler.watch.cycle import Loop
@@ -239,6 +241,7 @@ class Training:
         session = self.session
         now = perf_counter()
         skipped = session.step - self.last_step
+        self._write_skipped(skipped, now)
         for loop in self.loops:
             loop.steps += self.lane.counts.get(id(loop.ref()), 0)
             loop.restart()
@@ -248,6 +251,22 @@ class Training:
         self.data_wait = 0.0
         self.backwards.count = 0
         self.lane.counts.clear()
+
+    def _write_skipped(self, skipped: int, now: float) -> None:
+        """Rows of the steps that were only counted: step, loss, and a time between the neighbours'; the rest was not measured."""
+        losses, writer = self.lane.losses, self.session.writer
+        if writer is None or not losses or len(losses) != skipped or len(self.lane.counts) != 1:
+            return
+        rows = np.zeros(skipped, STEPS.dtype)
+        rows["step"] = np.arange(self.last_step + 1, self.last_step + 1 + skipped)
+        rows["t"] = np.linspace(self.last_end, now, skipped + 1)[1:] - self.session.t0
+        key = next(iter(self.lane.counts))
+        rows["optimizer"] = self.by_id[key].index if key in self.by_id else -1
+        rows["backwards"] = 1
+        rows["loss"] = losses
+        for name in ("lr", "grad_norm", "step_time", "data_wait"):
+            rows[name] = np.nan
+        writer.rows("steps", rows)
 
     def _maybe_disarm(self) -> None:
         done = all(loop.steps >= self.trace_until.get(loop.index, 0) for loop in self.live() if loop.steps or len(self.live()) == 1)
