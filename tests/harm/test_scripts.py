@@ -52,6 +52,11 @@ def test_same_with_and_without(name: str, arguments: list[str], scripts: Path, r
     alone = steady(plain, scripts, env, stdin)
     watched = steady([*WATCH, *after], scripts, env, stdin)
     assert not differences(alone, watched), "\n".join(differences(alone, watched)) + "\n" + watched.our_stderr
+    breaks = scripts / "graph-breaks.txt"
+    if breaks.exists():
+        counted = dict(line.split() for line in breaks.read_text().splitlines())
+        breaks.unlink()
+        assert int(counted["watched"]) <= int(counted["alone"])
     if name not in SILENT:
         assert recorded(runs), "nothing was recorded, so this test showed nothing"
         assert not own_failures(runs)

@@ -59,7 +59,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console script; never returns and never shows a traceback of ours."""
     try:
         code = dispatch(sys.argv[1:] if words is None else words)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OslerError as problem:
         complain(str(problem))
         code = problem.exit_code

@@ -248,5 +248,6 @@ def finish_run(follower: Follower, options: Options, subject: str, how: dict[str
         runs.prune(follower.directory.parent, KEEP)
     except Exception:
         follower.trouble("old runs could not be removed")
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     return failed

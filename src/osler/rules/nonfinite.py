@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 
-from osler.core.facts import Fact
+from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence
+from osler.core.trace import Op, Trace
 from osler.core.window import Window
+from osler.rules.graph_questions import passes
 
 FORWARD = ("loss", "output")
 SPREAD = ("loss", "gradient", "parameter", "output")
+QUOTIENTS = frozenset(("div", "div_", "true_divide", "rsqrt", "reciprocal"))
+LOGARITHMS = frozenset(("log", "log2", "log10", "log1p", "log_"))
 
 
 def facts(window: Window) -> list[Fact]:
@@ -83,7 +88,7 @@ def sure(fact: Fact) -> str:
 def from_data(window: Window, fact: Fact) -> bool:
     """Whether what entered the model was non-finite, and did not overflow on its way: weights and gradients were sane before, and the
     batch of that step, where it was looked at, is not clean."""
-    if fact.get("before_step") is False or not (fact.get("what") == "input" or fact.get("op_kind") == "input"):
+    if fact.get("before_step") is False or not (fact.get("what") == "input" or fact.get("op_kind") == "input") or on_the_way(window, fact) is not None:
         return False
     seen = [f.get("nonfinite") for f in window.facts("input") if f.step == fact.step and f.get("phase") in (0, "train")]
     batch = fact.get("batch")
@@ -92,6 +97,55 @@ def from_data(window: Window, fact: Fact) -> bool:
         return False
     before = window.steps[window.steps["step"] <= fact.step]
     return not bool(np.isinf(before["grad_norm"]).any() or np.nanmax(np.abs(before["loss"]), initial=0.0) > 1e12)
+
+
+def place(window: Window, fact: Fact) -> Location | None:
+    """Where the operation lies. What went wrong in the very first backward carries the line of that backward only: the recorded program
+    then knows the operation, if one of its kind took an operand of that shape and led to the loss."""
+    name = re.sub(r"Backward\d*$", "", str(fact.get("op") or "")).lower()
+    shape = tuple(operand(fact).get("shape") or ())
+    if fact.get("line_by") or not name:
+        return fact.at
+    found = {str(op.at): op.at for run in passes(window) for op in run.operations
+             if op.name.replace("_", "") == name and op.at is not None and any(run.trace.tensors[t].shape == shape for t in (*op.ins, *op.outs))}
+    return next(iter(found.values())) if len(found) == 1 else fact.at
+
+
+def on_the_way(window: Window, fact: Fact) -> Op | None:
+    """A quotient or logarithm between the batch that the model was given, which was finite, and the first operation of the graph that
+    met a NaN: it made it, and left no trace on the graph because no gradient passes there."""
+    batch, o = fact.get("batch"), operand(fact)
+    if fact.get("op_kind") != "input" or fact.get("before_step") is False or not o.get("nonfinite") or not isinstance(batch, dict) or batch.get("nonfinite") != 0:
+        return None
+    shape = tuple(o.get("shape") or ())
+    for trace in window.traces:
+        for op in trace.ops:
+            if op.outs and trace.tensors[op.outs[0]].requires_grad:
+                for tid in op.ins:
+                    if alike(trace.tensors[tid].shape, shape) and not trace.tensors[tid].requires_grad and trace.tensors[tid].uid < 0 \
+                            and (made := risky_source(trace, tid, op.index)) is not None:
+                        return made
+    return None
+
+
+def alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """The same shape but for the number of rows: the last batch may be shorter."""
+    return len(one) == len(other) and one[1:] == other[1:]
+
+
+def risky_source(trace: Trace, tid: int, before: int, depth: int = 12) -> Op | None:
+    """The last quotient or logarithm of a computed tensor among the operations that made ``tid`` without a gradient."""
+    todo, seen = [(tid, before, 0)], set()
+    while todo:
+        here, stop, far = todo.pop(0)
+        op = trace.producer(here, stop)
+        if op is None or op.index in seen or far > depth:
+            continue
+        seen.add(op.index)
+        if op.name in LOGARITHMS or (op.name in QUOTIENTS and (len(op.ins) > 1 or op.name in ("rsqrt", "reciprocal"))):
+            return op
+        todo += [(t, op.index, far + 1) for t in op.ins]
+    return None
 
 
 def growing(fact: Fact | None, window: Window, factor: float = 10.0) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -11,6 +12,7 @@ import torch
 
 from osler.core.facts import Location
 from osler.watch import nonfinite, snapshot
+from osler.watch.compiler import quiet
 from osler.watch.cycle import Loop
 from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
 from osler.watch.readout import on_cpu, scalar, true
@@ -39,7 +41,7 @@ class Backwards:
         self.known_loss = False
         self.recent: deque[float] = deque(maxlen=8)
         self.reached: set[int] = set()
-        self.front: torch.Tensor | None = None
+        self._front: weakref.ref[torch.Tensor] | None = None
         self.seen_lines: dict[Any, int] = {}
         self.growth: dict[Any, list[tuple[int, int]]] = {}
         self.walk_next = 0
@@ -61,8 +63,14 @@ class Backwards:
         self.before_snapshot: Callable[[], None] = lambda: None
         self.reached_count: dict[str, int] = {}
 
+    @property
+    def front(self) -> torch.Tensor | None:
+        """The reached parameter farthest from the loss, while it lives."""
+        return self._front() if self._front is not None else None
+
     # -- entry and exit --------------------------------------------------------------------------------------------
 
+    @quiet
     def before(self, tensors: Any, retain_graph: Any) -> None:
         session = self.session
         if session.writer is None:
@@ -93,6 +101,7 @@ class Backwards:
         elif self.risk_paths:
             self.check_risks([r.grad_fn for r in roots])
 
+    @quiet
     def after(self) -> None:
         for loop in self.training.loops:
             if loop.sentinel is not None or loop.backwards < 64:
@@ -163,7 +172,7 @@ class Backwards:
         fitting = [leaf for leaf in found.leaves if leaf.is_floating_point() and on_cpu(leaf)]
         if fitting:
             far = fitting[-8:]
-            self.front = min(far, key=lambda p: p.numel())
+            self._front = weakref.ref(min(far, key=lambda p: p.numel()))
 
     def _note_risks(self, key: Any, found: Walk) -> None:
         """Where operations with a possibly singular derivative lie in this graph, so that later ones can be checked quickly."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from osler.core.facts import Location
+from osler.watch.compiler import quiet
 from osler.watch.graph import chain, maker
 from osler.watch.observe import Observer
 from osler.watch.readout import on_cpu, scalar, true
@@ -79,6 +80,7 @@ class Criteria:
     def unused(self, backwards: int) -> int:
         return max(self.with_grad - backwards, 0)
 
+    @quiet
     def seen(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         session = self.session
         grad = isinstance(result, torch.Tensor) and result.requires_grad
@@ -232,6 +234,7 @@ class Criteria:
                 if number == int(number) if abs(number) < 1e9 else False:
                     found.classes.add(int(number))
 
+    @quiet
     def finish(self) -> None:
         for found in self.known.values():
             if found.calls > 1:

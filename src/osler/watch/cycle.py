@@ -35,7 +35,7 @@ class Loop:
     watched: bool = False
     backwards_since: int = 0
     cleared_seen: bool = False
-    sentinel: torch.Tensor | None = None
+    held: weakref.ref[torch.Tensor] | None = None
     grad_id: int = 0
     grad_version: int = -1
     step_id: int = 0
@@ -46,16 +46,22 @@ class Loop:
         optimizer = self.ref()
         return [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else []
 
+    @property
+    def sentinel(self) -> torch.Tensor | None:
+        """The parameter that is looked at; ``None`` when none was chosen or it is gone."""
+        return self.held() if self.held is not None else None
+
     def choose(self, registry: Any, reached: Collection[int]) -> None:
         """Pick the sentinel: a small parameter that the loss reaches."""
         if self.sentinel is not None:
             return
         fitting = [p for p in self.parameters() if registry.known_uid(p) in reached]
         if fitting:
-            self.sentinel = min(fitting, key=lambda p: p.numel())
+            self.held = weakref.ref(min(fitting, key=lambda p: p.numel()))
 
     def _state(self) -> tuple[int, int]:
-        grad = self.sentinel.grad if self.sentinel is not None else None
+        sentinel = self.sentinel
+        grad = sentinel.grad if sentinel is not None else None
         return (id(grad), grad._version) if grad is not None else (0, -1)
 
     def before_backward(self) -> None:
@@ -104,7 +110,8 @@ class Loop:
         self.grad_id = 0
 
     def _is_zero(self) -> bool:
-        grad = self.sentinel.grad if self.sentinel is not None else None
+        sentinel = self.sentinel
+        grad = sentinel.grad if sentinel is not None else None
         if grad is None:
             return True
         if not on_cpu(grad) or grad.is_sparse:

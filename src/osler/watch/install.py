@@ -39,6 +39,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     session = Session(place, share, os.environ.get("OSLER_GUARD") == "1")
     _installed.append(session)
 
+    from osler.watch.compiler import hide
     from osler.watch.criteria import Criteria
     from osler.watch.modules import ModuleHooks
     from osler.watch.observe import Observer
@@ -65,6 +66,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
             part(*args)
         except Exception:
             session.guard.failed(part.__module__)
+    hide()
     _exceptions(session)
     return session
 

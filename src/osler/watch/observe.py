@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from osler.core.facts import Location
+from osler.watch.compiler import quiet
 from osler.watch.cycle import Loop
 from osler.watch.modules import ModuleHooks
 from osler.watch.readout import on_cpu, scalar, true
@@ -85,18 +86,19 @@ class Observer:
         self.set_at: dict[int, Location | None] = {}
         self.mode_calls: dict[tuple[str, bool, int], int] = {}
         self.roots_of: dict[int, list[weakref.ref[nn.Module]]] = {}
-        self.last_batch: Any = None
+        self.last_batch: list[weakref.ref[torch.Tensor]] = []
         self.last_loader = -1
         self.training_inputs: dict[int, int] = {}
         self._root_ids: set[int] = set()
         self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
         self._criterion: tuple[Any, Any] | None = None
-        self.loaders: list[tuple[int, Any]] = []
+        self.loaders: list[tuple[int, weakref.ref[Any]]] = []
         self.stop_trace: Callable[[], None] = lambda: None
         session.finishers.append(self.finish)
 
     # -- the traced steps --------------------------------------------------------------------------------------
 
+    @quiet
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stack = self.tracer.stack
         if not stack and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
@@ -111,6 +113,7 @@ class Observer:
                     self.session.fact("input", user_line(), root=root, phase="train", **figures)
         stack.append(self.session.registry.module_id(module))
 
+    @quiet
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self.tracer.stack:
             self.tracer.stack.pop()
@@ -136,10 +139,11 @@ class Observer:
         names = {id(m): n for n, m in module.named_modules()}
         return Capture(root=module, root_id=self.session.registry.module_id(module), names=names, built_at=self.session.registry.built_at,
                        args=args, kwargs=kwargs, output=output, target=target if isinstance(target, torch.Tensor) else None,
-                       criterion_input=value if isinstance(value, torch.Tensor) else None, loaders=list(self.loaders))
+                       criterion_input=value if isinstance(value, torch.Tensor) else None, loaders=[(i, alive) for i, ref in self.loaders if (alive := ref()) is not None])
 
     # -- training flags ----------------------------------------------------------------------------------------
 
+    @quiet
     def mode_call(self, module: nn.Module, mode: bool) -> None:
         """``Module.train(mode)`` was called from outside of another module's."""
         at = user_line()
@@ -178,6 +182,7 @@ class Observer:
 
     # -- phases ------------------------------------------------------------------------------------------------
 
+    @quiet
     def begin_phase(self, at: Location | None = None) -> None:
         """Gradients were switched off, or a root was put into evaluation mode, between steps."""
         session = self.session
@@ -190,6 +195,7 @@ class Observer:
         self.phase = Phase(session.step, at, session.step - self.last_phase_step)
         self.hooks.attach("phase", enter=self._phase_enter)
 
+    @quiet
     def _phase_enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start = perf_counter()
         phase = self.phase
@@ -228,6 +234,7 @@ class Observer:
             self._root_ids |= {id(s["ref"]()) for s in self.shadows.values() if s["ref"]() is not None}
         return id(module) in self._root_ids
 
+    @quiet
     def end_phase(self) -> None:
         """Training goes on (or the run ends)."""
         phase, self.phase = self.phase, None
@@ -288,11 +295,10 @@ class Observer:
 
     def batch_figures(self) -> dict[str, Any] | None:
         """The last batch a DataLoader served, if any."""
-        if self.last_batch is None:
-            return None
-        figures = input_figures(self.last_batch)
+        figures = input_figures([tensor for ref in self.last_batch if (tensor := ref()) is not None])
         return {**figures, "loader": self.last_loader} if figures is not None else None
 
+    @quiet
     def finish(self) -> None:
         self.end_phase()
         self.write_shadows()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from osler.watch.compiler import quiet
 from osler.watch.cycle import Loop
 from osler.watch.modules import ModuleHooks
 from osler.watch.readout import numbers, on_cpu, scalar
@@ -109,6 +110,7 @@ class ActivationSamples:
             self.cost = self._spent
             self.session.own += self._spent
 
+    @quiet
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not isinstance(module, LEAVES) or not isinstance(output, torch.Tensor) or not torch.is_grad_enabled() or self._rows > 400:
             return

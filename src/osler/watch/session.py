@@ -36,6 +36,7 @@ class Session:
         self.compiled = False
         self.finishers: list[Callable[[], None]] = []
         self.adopt: Callable[[Any], None] = lambda _: None
+        self.on_compile: list[Callable[[], None]] = []
         self.leave_fast: Callable[[], None] = lambda: None
         self._reset()
         os.register_at_fork(after_in_child=self._reset)

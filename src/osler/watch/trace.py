@@ -6,7 +6,6 @@ MultiheadAttention is in evaluation mode (its fast path looks at active modes). 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import warnings
@@ -79,21 +78,6 @@ def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
         elif depth and isinstance(value, dict):
             found.extend(tensors_in(value.values(), depth - 1))
     return found
-
-
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def called_by_us(frame: FrameType | None) -> bool:
-    """Whether one of the three innermost frames is a tap: what osler computes is not the user's program."""
-    for _ in range(3):
-        if frame is None:
-            return False
-        name = frame.f_code.co_filename
-        if name.startswith(_OWN) and frame.f_code.co_name != "__torch_function__":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def levelled(original: Any) -> Any:
@@ -188,7 +172,7 @@ class Tracer(TorchFunctionMode):  # type: ignore[misc]
     # -- recording ---------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.paused or self.truncated or called_by_us(sys._getframe(1)):
+        if self.paused or self.truncated:
             return func(*args, **(kwargs or {}))
         if getattr(getattr(func, "__code__", None), "co_filename", None) == FRAME:
             func = func.__wrapped__  # our own wrapper, looked up by torch's dispatcher: it has been entered once already

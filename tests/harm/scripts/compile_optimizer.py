@@ -1,5 +1,5 @@
 import torch
-from _end import seed, show
+from _end import graphs, seed, show
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -13,6 +13,5 @@ for step in range(6):
     loss.backward()
     step_compiled()
     print(step, repr(loss.item()))
-print("graph breaks", sorted(counters["graph_break"].items()))
-print("frames", dict(counters["frames"]), "graphs", counters["stats"]["unique_graphs"])
+graphs(counters)
 show(model)

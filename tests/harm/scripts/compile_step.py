@@ -1,6 +1,6 @@
 """Forward, backward and optimizer step in one compiled function."""
 import torch
-from _end import seed, show
+from _end import graphs, seed, show
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -21,6 +21,5 @@ def train_step(x, y):
 
 for step in range(6):
     print(step, repr(train_step(torch.randn(8, 10), torch.randint(0, 3, (8,))).item()))
-print("graph breaks", sorted(counters["graph_break"].items()))
-print("frames", dict(counters["frames"]), "graphs", counters["stats"]["unique_graphs"])
+graphs(counters)
 show(model)

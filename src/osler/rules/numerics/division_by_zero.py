@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from osler.core.finding import Finding, Where
+from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules import nonfinite
@@ -16,7 +16,8 @@ def check(window: Window) -> Iterator[Finding]:
     values, a count of selected rows that is 0, a negative power of 0, `rsqrt(0)`.
 
     **How it is seen.** At the first non-finite loss the divisor saved in the graph holds exact zeros while it is finite
-    otherwise.
+    otherwise. Where no gradient passes (counts, inputs scaled inside the model), the batch was finite, the first operation on the
+    graph met a NaN, and the recorded program has a quotient in between.
 
     **Why it matters.** 0/0 is NaN; one row of it turns the mean, and then all weights, into NaN.
 
@@ -28,6 +29,17 @@ def check(window: Window) -> Iterator[Finding]:
     **Source.** Handbook A §23; MONAI issue 120.
     """
     for fact in nonfinite.facts(window):
+        made = nonfinite.on_the_way(window, fact)
+        if made is not None and made.name in nonfinite.QUOTIENTS:
+            o = nonfinite.operand(fact)
+            yield Finding(
+                "division-by-zero", "measured", nonfinite.severity(window),
+                f"Division by zero: {o.get('nan') or o.get('nonfinite')} of {o.get('numel', 'the')} values made from a finite batch are not finite",
+                "Add a smoothing constant to the denominator, or clamp it: x / n.clamp(min=1).",
+                Where.at(made.at, also=(str(fact.at),) if fact.at is not None and fact.at != made.at else ()), first_step=fact.step, last_step=fact.step,
+                evidence=(Evidence(f"step {fact.step}: the batch was finite, {made.name} is the only quotient on its way to {str(fact.get('op')).removesuffix('Backward0')}, "
+                                   "whose operand holds NaN; weights were still finite", "nonfinite", nonfinite.number(o.get("nonfinite")), 0.0, int(nonfinite.number(o.get("numel")) or 1)),))
+            return
         if fact.get("op_kind") != "division-by-zero" or fact.get("what") not in nonfinite.FORWARD:
             continue
         o = nonfinite.operand(fact)
@@ -39,5 +51,5 @@ def check(window: Window) -> Iterator[Finding]:
             f"{'results' if root and not o.get('zeros') else 'divisor elements'}",
             "Add eps inside, before the root or power: rsqrt(var + 1e-5) in float32." if root else
             "Add a smoothing constant to the denominator in float32 (and to the numerator where 0/0 should be 1), or clamp a count at 1.",
-            Where.at(fact.at, module=fact.get("module")), first_step=fact.step, last_step=fact.step, evidence=(nonfinite.evidence(fact),))
+            Where.at(nonfinite.place(window, fact), module=fact.get("module")), first_step=fact.step, last_step=fact.step, evidence=(nonfinite.evidence(fact),))
         return

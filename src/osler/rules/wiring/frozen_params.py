@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from osler.core.facts import Location
@@ -29,7 +30,8 @@ def check(window: Window, *, least_layers: int = 2, least_share: float = 0.02) -
 
     What it is: a trunk is frozen as if it were pretrained although its weights are fresh; the new head is frozen with the loaded
     trunk; or everything is.
-    How it is seen: parameters with requires_grad False whose values look exactly like torch's own initialisation, which nothing
+    How it is seen: parameters with requires_grad False whose values look exactly like torch's own initialisation (or all like one
+    other usual recipe), which nothing
     loaded and no optimizer ever stepped, on the way from the inputs to layers that learn or to the loss; at least `least_layers` of them
     (or the last layer), with `least_share` of the weights in use.
     Why it matters: the rest learns on top of random features.
@@ -47,8 +49,9 @@ def check(window: Window, *, least_layers: int = 2, least_share: float = 0.02) -
         return
     foreign, served = copies(window), reached(window)
     traced = {t.uid for run in passes(window) for op in run.operations for i in op.ins if (t := run.trace.tensors[i]).uid >= 0}
-    fresh = [p for u, p in known.items() if not p.get("requires_grad", True) and u not in served and u in traced and p.get("root", -1) not in foreign
-             and (p.get("init") or {}).get("default") and not p.get("loaded") and not p.get("stepped")]
+    frozen = [p for u, p in known.items() if not p.get("requires_grad", True) and u not in served and u in traced and p.get("root", -1) not in foreign
+              and not p.get("loaded") and not p.get("stepped")]
+    fresh = [p for p in frozen if (p.get("init") or {}).get("default")] or one_recipe(frozen)
     if not fresh:
         return
     layers = {p["module"] for p in fresh}
@@ -59,6 +62,24 @@ def check(window: Window, *, least_layers: int = 2, least_share: float = 0.02) -
         yield told(window, fresh, "harmful", f"{count(len(layers), 'layer')} with fresh random weights {'is' if len(layers) == 1 else 'are'} frozen")
     elif feeds_learning(window, uids):
         yield told(window, fresh, "note", f"{mods.get(fresh[0]['module'], {}).get('name')} is frozen at its random start")
+
+
+RECIPES: tuple[Callable[[int, int], float], ...] = (
+    lambda inputs, outputs: 0.02, lambda inputs, outputs: 0.01, lambda inputs, outputs: math.sqrt(2 / (inputs + outputs)),
+    lambda inputs, outputs: math.sqrt(2 / inputs), lambda inputs, outputs: math.sqrt(1 / inputs))
+"""Standard deviations that libraries and authors start weights with: transformers, xavier, kaiming, 1 / sqrt(fan in)."""
+
+
+def one_recipe(frozen: list[dict[str, Any]], least: int = 3, wide: float = 4.0) -> list[dict[str, Any]]:
+    """The matrices, if all of them have the spread of one recipe to within what chance allows: training would have moved them apart."""
+    matrices = [p for p in frozen if len(p["shape"]) >= 2 and numel(p["shape"]) >= 256]
+
+    def fits(p: dict[str, Any], recipe: Callable[[int, int], float]) -> bool:
+        init, n, outputs = p.get("init") or {}, numel(p["shape"]), int(p["shape"][0])
+        std, mean, wanted = init.get("std"), init.get("mean"), recipe(numel(p["shape"][1:]), outputs * numel(p["shape"][2:]))
+        return std is not None and mean is not None and abs(std / wanted - 1) < wide / math.sqrt(2 * n) and abs(mean) < wide * wanted / math.sqrt(n)
+
+    return matrices if len(matrices) >= least and any(all(fits(p, recipe) for p in matrices) for recipe in RECIPES) else []
 
 
 def feeds_learning(window: Window, uids: set[int]) -> bool:

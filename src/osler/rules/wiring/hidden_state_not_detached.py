@@ -13,6 +13,7 @@ from osler.rules.code_questions import enclosing, quoted, spot
 
 RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"))
 SECOND_TIME = "backward through the graph a second time"
+OVERWRITTEN = "modified by an inplace operation"
 
 
 @rule("hidden-state-not-detached", "wiring")
@@ -21,7 +22,7 @@ def check(window: Window, *, growth: float = 3.0) -> Iterator[Finding]:
 
     What it is: the state that one batch hands to the next still carries its autograd graph.
     How it is seen: in the recorded program, an operation reads a tensor that an earlier step computed and that still requires grad;
-    torch refuses the second backward, or, with retain_graph=True, the graph grows by the same amount in every step (at least
+    torch refuses the second backward (with retain_graph=True because the step has changed weights it needs), or, with retain_graph=True, the graph grows by the same amount in every step (at least
     `growth` times its first size).
     Why it matters: an exception at the second step, or ever slower steps and growing memory.
     What to do: detach the state between batches (truncated backpropagation through time).
@@ -31,15 +32,19 @@ def check(window: Window, *, growth: float = 3.0) -> Iterator[Finding]:
     """
     grown = growing(window, growth)
     for fact in window.facts("exception"):
-        if SECOND_TIME not in str(fact.get("message")):
+        message = str(fact.get("message"))
+        retained = OVERWRITTEN in message and fact.step > 0 and any(f.get("retain_graph") for f in window.facts("backward"))
+        if SECOND_TIME not in message and not retained:
             continue
         backward = fact.at or next((p for p in map(spot, fact.get("frames") or ()) if p is not None), None)
         carried = stale_reader(window, backward)
         place = (entry(carried, backward) if carried is not None else None) or loop_variable(window, backward) or backward
         if carried is None and place == backward:
             continue
+        if retained and (carried is None or carried.name not in RECURRENT) and loop_variable(window, backward) is None:
+            continue
         yield told(window, place, backward, "fatal", "the backward of the second step runs into the graph of the first: state is carried over without detach",
-                   Evidence(f"{fact.get('type')}: Trying to {SECOND_TIME}", "exception"), carried)
+                   Evidence(f"{fact.get('type')}: {message[:120] if retained else 'Trying to ' + SECOND_TIME}", "exception"), carried)
         return
     if grown is not None:
         steps, nodes, backward = grown
@@ -57,7 +62,7 @@ def told(window: Window, place: Location | None, backward: Location | None, seve
         "hidden-state-not-detached", "certain", severity, title,
         f"Detach the state before {quoted(window, place, 'the call that takes it')}: state = state.detach() (for an LSTM, each of its two tensors).",
         Where.at(place, also=(str(backward),) if backward is not None and backward != place else ()), first_step=1, evidence=(evidence, *more), treatment="detach-state",
-        explains=("loss-graph-retained", "script-failed", "out-of-memory"))
+        explains=("loss-graph-retained", "inplace-mutation", "script-failed", "out-of-memory"))
 
 
 def stale_reader(window: Window, backward: Location | None) -> Op | None:

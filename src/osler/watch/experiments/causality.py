@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from osler.watch.experiments.layout import Batch, Layout, Shift
+from osler.watch.experiments.nested import Path
 from osler.watch.experiments.readings import FREE, MIXED, foreign_effect, own_change
 from osler.watch.experiments.record import Recorder, describe, first
 from osler.watch.experiments.subject import Subject, Tensors, Unclear, figure
@@ -31,7 +32,8 @@ def causality(subject: Subject, layout: Layout, batch: Batch, shift: Shift | Non
     new = _later_replaced(inputs, shift, allowed)
     after = subject.run(new)
     effect, position = 0.0, -1
-    judged = [p for p, t in base.items() if t.is_floating_point() and own_change(t, after[p], steps, allowed, EFFECT / 10) != FREE]
+    still = _without_positions(subject, inputs, batch, shift, base)
+    judged = [p for p, t in base.items() if p not in still and t.is_floating_point() and own_change(t, after[p], steps, allowed, EFFECT / 10) != FREE]
     if not judged:
         raise Unclear("no output has an axis that counts the positions")
     for path in judged:
@@ -68,7 +70,6 @@ def _clip(subject: Subject, batch: Batch, shift: Shift) -> tuple[Tensors, int, T
     """The batch, cut to a number of steps that no other axis has, if the module takes shorter sequences."""
     steps = batch.inputs[shift.path].shape[shift.axis]
     taken = {size for t in (*subject.root.parameters(), *subject.root.buffers()) for size in t.shape} | {batch.n, 1}
-    axes = {p: next((a for a, size in enumerate(t.shape) if size == steps and a != batch.axes.get(p)), None) for p, t in subject.inputs.items()}
     for wish in range(steps, max(steps - 6, 3), -1):
         if wish in taken and wish != steps:
             continue
@@ -76,13 +77,31 @@ def _clip(subject: Subject, batch: Batch, shift: Shift) -> tuple[Tensors, int, T
             break
         if wish == steps:
             continue
-        source = {**subject.inputs, **batch.inputs}
-        cut = batch.inputs | {p: source[p].detach().narrow(a, 0, wish) for p, a in axes.items() if a is not None}
+        cut = _shortened(subject, batch.inputs, batch, steps, wish)
         try:
             return cut, wish, subject.run(cut)
         except Exception:
             break
     return batch.inputs, steps, batch.base
+
+
+def _shortened(subject: Subject, inputs: Tensors, batch: Batch, steps: int, wish: int) -> Tensors:
+    """Inputs whose axis of positions is cut from ``steps`` to ``wish``."""
+    source = {**subject.inputs, **inputs}
+    axes = {p: next((a for a, size in enumerate(t.shape) if size == steps and a != batch.axes.get(p)), None) for p, t in source.items()}
+    return inputs | {p: source[p].detach().narrow(a, 0, wish) for p, a in axes.items() if a is not None}
+
+
+def _without_positions(subject: Subject, inputs: Tensors, batch: Batch, shift: Shift, base: Tensors) -> set[Path]:
+    """Outputs of the same shape for a shorter sequence, such as a final hidden state: none of their axes counts positions."""
+    steps = inputs[shift.path].shape[shift.axis]
+    if len(base) < 2 or steps < 4:
+        return set()
+    try:
+        shorter = subject.run(_shortened(subject, inputs, batch, steps, steps - 1))
+    except Exception:
+        return set()
+    return {p for p, t in base.items() if p in shorter and shorter[p].shape == t.shape}
 
 
 def _later_replaced(inputs: Tensors, shift: Shift, later: torch.Tensor) -> Tensors:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from osler.core.facts import Location
-from osler.watch.compiler import passing
+from osler.watch.compiler import passing, quiet
 from osler.watch.session import Session
 from osler.watch.where import user_line
 
@@ -27,6 +27,7 @@ class Checkpoints:
         self.versions: dict[int, int] = {}
         session.finishers.append(self.finish)
 
+    @quiet
     def loaded_file(self, result: Any) -> None:
         """``torch.load`` returned; state dicts one level down count too."""
         if not isinstance(result, Mapping) or len(self.read) >= KEPT:
@@ -37,6 +38,7 @@ class Checkpoints:
             if len(shapes) >= 2:
                 self.read.append({"name": name, "shapes": shapes, "applied": False, "at": user_line()})
 
+    @quiet
     def applied(self, module: nn.Module, state: Mapping[str, Any], expected: dict[str, tuple[int, ...]], strict: bool) -> None:
         session, registry = self.session, self.session.registry
         given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
@@ -81,6 +83,7 @@ class Checkpoints:
             self.session.fact("loaded-then-changed", None, root=number, names=names[:MAX_NAMES], share=len(names) / total[number])
         self.versions = {}
 
+    @quiet
     def finish(self) -> None:
         if self.session.writer is None:
             return

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
 from osler.core.facts import Location
-from osler.watch.compiler import passing
+from osler.watch.compiler import passing, quiet
 from osler.watch.observe import Observer
 from osler.watch.readout import array, on_cpu, scalar, true
 from osler.watch.session import Session
@@ -61,6 +61,7 @@ class Loaders:
         self.batch_next = 0
         self.cost = 1e-4
 
+    @quiet
     def constructed(self, loader: Any) -> None:
         index = self.count
         self.count += 1
@@ -72,8 +73,9 @@ class Loaders:
                           length=_length(loader), rows=_length(dataset), dataset=type(dataset).__name__, dataset_at=_json(_getitem_line(dataset)),
                           pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), **{"class": type(loader).__name__})
         if len(self.observer.loaders) < 8:
-            self.observer.loaders.append((index, loader))
+            self.observer.loaders.append((index, weakref.ref(loader)))
 
+    @quiet
     def begin(self, iterator: Any, loader: Any) -> None:
         entry = self.known.get(id(loader))
         if entry is None or entry.ref() is not loader:
@@ -83,6 +85,7 @@ class Loaders:
         self.iterators[iterator] = Pass(entry, entry.passes)
         self.iterators[iterator].step = self.session.step
 
+    @quiet
     def served(self, iterator: Any, batch: Any, wait: float) -> None:
         run = self.iterators.get(iterator)
         self.training.data_wait += wait
@@ -99,10 +102,11 @@ class Loaders:
         run.batches += 1
         run.wait += wait
         run.phase = phase
-        self.observer.last_batch, self.observer.last_loader = batch, run.loader.index
+        self.observer.last_loader = run.loader.index
         if self.observer.phase is not None:
             self.observer.phase.loader = run.loader.index
         tensors = tensors_in((batch,))
+        self.observer.last_batch = [weakref.ref(t) for t in tensors[:4]]
         size = int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
         run.rows += size
         run.first_size = run.first_size or size
@@ -152,6 +156,7 @@ class Loaders:
         if names is not None:
             run.label_hash = hash((run.label_hash, names.tobytes()))
 
+    @quiet
     def ended(self, iterator: Any) -> None:
         run = self.iterators.pop(iterator, None)
         if run is None:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from osler.core.signals import STEPS
 from osler.watch.autograd import Backwards
-from osler.watch.compiler import invisible, passing
+from osler.watch.compiler import invisible, passing, quiet
 from osler.watch.cycle import Loop
 from osler.watch.fastlane import FastLane
 from osler.watch.modules import ModuleHooks
@@ -65,6 +65,7 @@ class Training:
 
     # -- construction --------------------------------------------------------------------------------------------
 
+    @quiet
     def constructed(self, optimizer: Optimizer) -> None:
         session = self.session
         session.open()
@@ -115,6 +116,7 @@ class Training:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
+    @quiet
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         start = perf_counter()
         session = self.session
@@ -155,8 +157,9 @@ class Training:
         value = measured
         if value is None and session.guard_steps:
             value = self.layers.total_norm(loop)
-        if value is None and backwards.front is not None:
-            grad = backwards.front.grad
+        front = backwards.front
+        if value is None and front is not None:
+            grad = front.grad
             if grad is not None and on_cpu(grad) and not grad.is_sparse:
                 value = scalar(grad.detach().flatten()[:4096].sum())
         lost = not math.isfinite(backwards.loss) and backwards.known_loss
@@ -170,6 +173,7 @@ class Training:
             if self.skipped & (self.skipped - 1) == 0:
                 session.fact("guarded", loop.at, optimizer=loop.index, skipped=self.skipped)
 
+    @quiet
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         start = perf_counter()
         session = self.session
@@ -378,5 +382,15 @@ def install(training: Training) -> None:
         except Exception:
             session.guard.failed("step")
 
-    register_optimizer_step_pre_hook(invisible(pre))
-    register_optimizer_step_post_hook(invisible(post))
+    handles = [register_optimizer_step_pre_hook(invisible(pre)), register_optimizer_step_post_hook(invisible(post))]
+
+    def for_dynamo() -> None:
+        """From now on Dynamo is loaded anyway: its own decorator keeps hooks out of compiled optimizers without a break."""
+        lane.leave()
+        for handle in handles:
+            handle.remove()
+        disable = torch.compiler.disable
+        register_optimizer_step_pre_hook(disable(pre))
+        register_optimizer_step_post_hook(disable(post))
+
+    session.on_compile.append(for_dynamo)

@@ -105,7 +105,13 @@ def install(session: Session, observer: Observer) -> None:
         finally:
             depth[0] = 0
 
-    nn.Module.train = passing(train)
+    ours = nn.Module.train = passing(train)
+
+    def restore() -> None:
+        if nn.Module.train is ours:
+            nn.Module.train = original_train
+
+    session.on_compile.append(restore)
 
 
 STATELESS = frozenset(("ReLU", "GELU", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "L1Loss",

@@ -28,7 +28,13 @@ def install(session: Session, observer: Observer) -> None:
                     guard.failed("phase")
             return original(self)
 
-        cls.__enter__ = passing(__enter__)
+        ours = cls.__enter__ = passing(__enter__)
+
+        def restore() -> None:
+            if cls.__enter__ is ours:
+                cls.__enter__ = original
+
+        session.on_compile.append(restore)
 
     patch(torch.no_grad)
     patch(torch.inference_mode)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from osler.core.facts import Location
-from osler.watch.compiler import passing
+from osler.watch.compiler import passing, quiet
 from osler.watch.observe import Observer
 from osler.watch.readout import scalar
 from osler.watch.session import Session
@@ -37,6 +37,7 @@ class Tools:
 
     # -- schedulers --------------------------------------------------------------------------------------------
 
+    @quiet
     def scheduler(self, instance: Any) -> None:
         at = construction_line(instance)
         optimizer = getattr(instance, "optimizer", None)
@@ -55,6 +56,7 @@ class Tools:
 
     # -- clipping ----------------------------------------------------------------------------------------------
 
+    @quiet
     def clip(self, function: str, threshold: float, norm: Any) -> None:
         at = user_line()
         key = f"{at}|{function}"
@@ -81,6 +83,7 @@ class Tools:
 
     # -- loss scaling ------------------------------------------------------------------------------------------
 
+    @quiet
     def scaler_event(self, scaler: Any, event: str) -> None:
         row = self.scalers.setdefault(id(scaler), {"at": user_line(), "steps": 0, "updates": 0, "unscales": 0, "scales": 0, "skipped": 0})
         row[event] += 1
@@ -91,6 +94,7 @@ class Tools:
 
     # -- activation checkpointing ------------------------------------------------------------------------------
 
+    @quiet
     def checkpoint(self, function: Any, use_reentrant: Any, preserve: Any, inputs: list[torch.Tensor], result: Any) -> None:
         at = user_line()
         row = self.checkpoints.get(str(at))
@@ -105,6 +109,7 @@ class Tools:
                 "uids": [self.session.registry.uid(p) for p in parameters if p.requires_grad][:500]}
         row["calls"] += 1
 
+    @quiet
     def finish(self) -> None:
         if self.session.writer is None:
             return
@@ -131,6 +136,8 @@ def after(session: Session, tap: str, original: Callable[..., Any], tell: Callab
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         result = original(*args, **kwargs)
         if guard.armed(tap):
             start = perf_counter()
@@ -143,6 +150,18 @@ def after(session: Session, tap: str, original: Callable[..., Any], tell: Callab
 
     passed: Callable[..., Any] = passing(wrapper)
     return passed
+
+
+def patch(session: Session, namespace: Any, name: str, ours: Any) -> None:
+    """Replace ``namespace.name`` until a compiler is used, which may have to recognise the original."""
+    original = getattr(namespace, name)
+    setattr(namespace, name, ours)
+
+    def restore() -> None:
+        if getattr(namespace, name) is ours:
+            setattr(namespace, name, original)
+
+    session.on_compile.append(restore)
 
 
 def install(session: Session, tools: Tools) -> None:
@@ -163,18 +182,18 @@ def install(session: Session, tools: Tools) -> None:
             tools.clip(name, scalar(limit) if isinstance(limit, torch.Tensor) else float(limit), result)
 
         wrapped = after(session, "clip", original, told)
-        setattr(clip_grad, name, wrapped)
-        setattr(utils, name, wrapped)
+        patch(session, clip_grad, name, wrapped)
+        patch(session, utils, name, wrapped)
 
     scaler = torch.amp.GradScaler
     for method, event in (("scale", "scales"), ("unscale_", "unscales"), ("step", "steps"), ("update", "updates")):
-        setattr(scaler, method, after(session, "scaler", getattr(scaler, method), lambda _, args, __, event=event: tools.scaler_event(args[0], event)))
+        patch(session, scaler, method, after(session, "scaler", getattr(scaler, method), lambda _, args, __, event=event: tools.scaler_event(args[0], event)))
 
     checkpointing = sys.modules.get("torch.utils.checkpoint")
     if checkpointing is not None:
         def checkpointed(result: Any, args: Any, kwargs: Any) -> None:
             tools.checkpoint(args[0], kwargs.get("use_reentrant"), kwargs.get("preserve_rng_state", True), tensors_in(args[1:]), result)
-        checkpointing.checkpoint = after(session, "checkpoint", checkpointing.checkpoint, checkpointed)  # type: ignore[attr-defined]
+        patch(session, checkpointing, "checkpoint", after(session, "checkpoint", checkpointing.checkpoint, checkpointed))
 
     def seeded(_: Any, args: Any, kwargs: Any) -> None:
         tools.seeds += 1
@@ -195,6 +214,8 @@ def _compilers(session: Session, tools: Tools) -> None:
                 try:
                     if not session.compiled:
                         session.compiled = True
+                        for step in session.on_compile:
+                            step()
                         session.fact("compile", user_line(), what=name)
                     tools.training.stop_trace()
                 except Exception:
