@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from osler.core.facts import Fact, Location
-from osler.core.finding import Evidence
-from osler.core.trace import Op, Trace
+from osler.core.finding import Evidence, Finding, Where
+from osler.core.trace import VIEWS, Op, Trace
 from osler.core.window import Window
 from osler.rules.graph_questions import passes
+from osler.rules.script import place as script_place
 
 FORWARD = ("loss", "output")
 SPREAD = ("loss", "gradient", "parameter", "output")
 QUOTIENTS = frozenset(("div", "div_", "true_divide", "rsqrt", "reciprocal"))
+SPREADS = frozenset(("std", "var", "std_mean", "var_mean"))
 LOGARITHMS = frozenset(("log", "log2", "log10", "log1p", "log_"))
 
 
@@ -112,10 +114,11 @@ def place(window: Window, fact: Fact) -> Location | None:
 
 
 def on_the_way(window: Window, fact: Fact) -> Op | None:
-    """A quotient or logarithm between the batch that the model was given, which was finite, and the first operation of the graph that
-    met a NaN: it made it, and left no trace on the graph because no gradient passes there."""
+    """A quotient or logarithm on the way from finite values (the batch that the model was given, or figures of the script's own) to the
+    first operation of the graph that met a NaN: it made it, and left no trace on the graph because no gradient passes there."""
     batch, o = fact.get("batch"), operand(fact)
-    if fact.get("op_kind") != "input" or fact.get("before_step") is False or not o.get("nonfinite") or not isinstance(batch, dict) or batch.get("nonfinite") != 0:
+    if fact.get("op_kind") != "input" or fact.get("before_step") is False or not o.get("nonfinite") or (isinstance(batch, dict) and batch.get("nonfinite") != 0) \
+            or spoiled_data(window):
         return None
     shape = tuple(o.get("shape") or ())
     for trace in window.traces:
@@ -126,6 +129,21 @@ def on_the_way(window: Window, fact: Fact) -> Op | None:
                             and (made := risky_source(trace, tid, op.index)) is not None:
                         return made
     return None
+
+
+def spoiled_data(window: Window) -> bool:
+    """Some training batch that was looked at held values that are not finite."""
+    return any((f.get("nonfinite") or 0) and f.get("phase") in (0, "train") for f in window.facts("input"))
+
+
+def spread_of_one(trace: Trace, quotient: Op) -> Op | None:
+    """The standard deviation (or variance) that a quotient divides by."""
+    if len(quotient.ins) < 2:
+        return None
+    op = trace.producer(quotient.ins[1], quotient.index)
+    while op is not None and op.name in ("add", "clamp", "clamp_min", "sqrt", "maximum", *VIEWS) and op.ins:
+        op = trace.producer(op.ins[0], op.index)
+    return op if op is not None and op.name in SPREADS else None
 
 
 def alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -142,10 +160,54 @@ def risky_source(trace: Trace, tid: int, before: int, depth: int = 12) -> Op | N
         if op is None or op.index in seen or far > depth:
             continue
         seen.add(op.index)
+        if op.name in QUOTIENTS and (spread := spread_of_one(trace, op)) is not None:
+            return spread
         if op.name in LOGARITHMS or (op.name in QUOTIENTS and (len(op.ins) > 1 or op.name in ("rsqrt", "reciprocal"))):
             return op
         todo += [(t, op.index, far + 1) for t in op.ins]
     return None
+
+
+SUSPECTS = ("Acos", "Asin", "Atanh", "Sqrt", "Log", "Log2", "Log10", "Rsqrt", "Reciprocal", "Pow", "Div")
+"""Operations that can spoil weights in one step, likeliest first. Norms, cdist and std are none: torch gives them derivative 0 at 0."""
+
+
+def unseen(window: Window) -> tuple[str, Location | None, Fact] | None:
+    """The likeliest culprit where the moment itself was not watched: weights that were fine at one look and NaN at the next, or a gradient
+    that is not finite for no operand seen, while the loss was finite and did not grow. (operation, line, fact)"""
+    found = facts(window)
+    if not found or spoiled_data(window):
+        return None
+    fact = found[0]
+    poisoned = fact.get("what") in (*FORWARD, "parameter") and (fact.get("op_kind") == "parameter" or fact.get("before_step") is False)
+    blank = fact.get("what") == "gradient" and fact.get("op_kind") in (None, "unknown")
+    norms = window.steps["grad_norm"].astype(float)
+    norms = norms[np.isfinite(norms)]
+    if not (poisoned or blank) or growing(fact, window) is not None or (len(norms) > 3 and norms.max() > 1e4 * max(float(np.median(norms)), 1e-12)):
+        return None
+    known = list(dict.fromkeys((str(row.get("op")), script_place(row.get("at"))) for row in fact.get("candidates") or ()))
+    rows = [(name, at) for op, at in known if (name := re.sub(r"Backward\d*$", "", op)) in SUSPECTS and (name != "Div" or computed_divisor(window, at))]
+    rows.sort(key=lambda row: SUSPECTS.index(row[0]))
+    if not rows or sum(name == rows[0][0] for name, _ in rows) > 1:
+        return None
+    return rows[0][0], rows[0][1], fact
+
+
+def suspected(cause: str, late: tuple[str, Location | None, Fact], window: Window, fix: str) -> Finding:
+    """The finding on a culprit of ``unseen``."""
+    op, at, fact = late
+    losses = [x for x in map(number, fact.get("recent_losses") or ()) if x is not None and math.isfinite(x)]
+    return Finding(
+        cause, "suspected", severity(window), f"Weights became NaN between two looks, with a finite loss: {op} is the operation that can do it", fix,
+        Where.at(at or fact.at), first_step=fact.step, last_step=fact.step,
+        evidence=(Evidence(f"step {fact.step}: {fact.get('what')} is {fact.get('value', 'non-finite')}"
+                           + (f", the losses before were {', '.join(f'{x:.3g}' for x in losses[-3:])}" if losses else "")
+                           + f"; {op} lies on the graph of the loss (run with --locate to see its operand)", "nonfinite", samples=1),))
+
+
+def computed_divisor(window: Window, at: Location | None) -> bool:
+    """Whether the quotient of this line is a division by a value that learns."""
+    return any(op.at == at and len(op.ins) > 1 and trace.tensors[op.ins[1]].requires_grad for trace in window.traces for op in trace.named("div", "div_", "true_divide"))
 
 
 def growing(fact: Fact | None, window: Window, factor: float = 10.0) -> float | None:

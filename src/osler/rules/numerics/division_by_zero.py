@@ -30,14 +30,16 @@ def check(window: Window) -> Iterator[Finding]:
     """
     for fact in nonfinite.facts(window):
         made = nonfinite.on_the_way(window, fact)
-        if made is not None and made.name in nonfinite.QUOTIENTS:
+        if made is not None and made.name in nonfinite.QUOTIENTS | nonfinite.SPREADS:
             o = nonfinite.operand(fact)
+            spread = made.name in nonfinite.SPREADS
             yield Finding(
                 "division-by-zero", "measured", nonfinite.severity(window),
-                f"Division by zero: {o.get('nan') or o.get('nonfinite')} of {o.get('numel', 'the')} values made from a finite batch are not finite",
+                f"Division by zero: {o.get('nan') or o.get('nonfinite')} of {o.get('numel', 'the')} values made from finite figures are not finite",
+                "The standard deviation of a single value is 0/0: skip the scaling then, or use unbiased=False and eps." if spread and o.get("numel") == 1 else
                 "Add a smoothing constant to the denominator, or clamp it: x / n.clamp(min=1).",
                 Where.at(made.at, also=(str(fact.at),) if fact.at is not None and fact.at != made.at else ()), first_step=fact.step, last_step=fact.step,
-                evidence=(Evidence(f"step {fact.step}: the batch was finite, {made.name} is the only quotient on its way to {str(fact.get('op')).removesuffix('Backward0')}, "
+                evidence=(Evidence(f"step {fact.step}: {made.name} lies on the way from finite figures to {str(fact.get('op')).removesuffix('Backward0')}, "
                                    "whose operand holds NaN; weights were still finite", "nonfinite", nonfinite.number(o.get("nonfinite")), 0.0, int(nonfinite.number(o.get("numel")) or 1)),))
             return
         if fact.get("op_kind") != "division-by-zero" or fact.get("what") not in nonfinite.FORWARD:
@@ -53,3 +55,6 @@ def check(window: Window) -> Iterator[Finding]:
             "Add a smoothing constant to the denominator in float32 (and to the numerator where 0/0 should be 1), or clamp a count at 1.",
             Where.at(nonfinite.place(window, fact), module=fact.get("module")), first_step=fact.step, last_step=fact.step, evidence=(nonfinite.evidence(fact),))
         return
+    late = nonfinite.unseen(window)
+    if late is not None and late[0] in ("Div", "Rsqrt", "Reciprocal"):
+        yield nonfinite.suspected("division-by-zero", late, window, "Add a smoothing constant to the denominator, or clamp it.")

@@ -61,3 +61,6 @@ def check(window: Window) -> Iterator[Finding]:
             Where.at(at, module=fact.get("module")), first_step=fact.step, last_step=fact.step,
             evidence=(nonfinite.evidence(fact),), treatment=None if negative else "logits")
         return
+    late = nonfinite.unseen(window)
+    if late is not None and late[0] in ("Log", "Log2", "Log10"):
+        yield nonfinite.suspected("log-of-zero", late, window, "Use log_softmax, logsigmoid or a loss that takes logits; else clamp the argument first.")

@@ -60,3 +60,7 @@ def check(window: Window) -> Iterator[Finding]:
             CURES[family] if not branch else "Clamp the argument before this operation, also for the branch of where() that is not taken.",
             Where.at(fact.at, module=fact.get("module")), first_step=fact.step, last_step=fact.step, evidence=(nonfinite.evidence(fact),))
         return
+    late = nonfinite.unseen(window)
+    if late is not None and late[0] in ("Acos", "Asin", "Atanh", "Sqrt", "Pow"):
+        family = {"Sqrt": "sqrt", "Pow": "pow"}.get(late[0], "domain")
+        yield nonfinite.suspected("singular-gradient", late, window, CURES[family])

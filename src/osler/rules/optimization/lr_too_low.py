@@ -46,8 +46,10 @@ def check(window: Window, *, path: float = 0.1, reach: float = 0.1, fall: float 
         return
     peak = float(lr.max())
     asked = (made.get("defaults") or {}).get("lr")
-    scheduled = peak > 1.2 * float(np.median(lr[-max(3, len(lr) // 10):])) or lr[-1] > 1.2 * float(np.median(lr)) or \
-        (isinstance(asked, int | float) and peak < 0.2 * asked)
+    scheduled = peak > 1.2 * float(np.median(lr[-max(3, len(lr) // 10):])) or lr[-1] > 1.2 * float(np.median(lr))
+    if isinstance(asked, int | float) and peak < 0.2 * asked:
+        return
+    spared = peak / float(np.median(lr)) if scheduled else 1.0  # a schedule is to blame only if its peak, kept up, would have been enough
     n = int(max(window.n_steps, line.steps[-1]) - line.steps[0] + 1)
     typical = typical_rate(window, move.steps, made)
     if typical is None:
@@ -57,7 +59,7 @@ def check(window: Window, *, path: float = 0.1, reach: float = 0.1, fall: float 
     moved = ratio * n
     level = np.maximum(np.interp(move.steps, line.steps, line.loss), 1e-12)
     bought = float(np.median((move.promise / level)[used] * factors)) * n
-    if scheduled or clipped(window) or not ratio > 0 or moved > path or bought > reach or bought <= 0:
+    if clipped(window) or not ratio > 0 or moved * spared > path or bought * spared > reach or bought <= 0:
         return
     factor = healthy / ratio
     if str(made.get("class")) not in FIRST_ORDER or factor < 3 or factor * peak > (3.0 if made.get("class") == "SGD" else 0.3):

@@ -10,6 +10,7 @@ from osler.core.window import Window
 from osler.rules.curve import curve, modules, newest, parameters
 from osler.rules.script import place
 
+SQUASH = ("Sigmoid", "Tanh", "Softsign", "LogSigmoid")
 RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "RReLU")
 
 
@@ -28,7 +29,7 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
 
     **What to do.** Lower the learning rate or use a warm-up, He initialisation, leaky activations.
 
-    **When this is wrong.** Sparsity that is asked for. Zeros per element say nothing; only units that are zero for all rows count,
+    **When this is wrong.** A rectifier behind a stack of sigmoids sees nearly the same for all samples: nothing is said there. Sparsity that is asked for. Zeros per element say nothing; only units that are zero for all rows count,
     and where the loss falls nothing is said.
 
     **Source.** Handbook A §24 (⚠ a negative pre-activation is not death), which advises action from 30 %.
@@ -37,7 +38,7 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
     if line is None:
         yield NotChecked("dead-units", "needs the loss of one optimizer over at least 20 steps")
         return
-    if not line.one_sign or line.fall > unlearned:
+    if not line.one_sign or line.fall > unlearned or squashed(window):
         return
     known = modules(window)
     rows = window.stream("activations")
@@ -74,6 +75,14 @@ def check(window: Window, *, dead: float = 0.8, unlearned: float = 0.1, min_samp
         evidence=(Evidence(f"{worst[0]:.0%} are exactly 0 for all rows of a batch, in the median of {worst[2]} samples", signal, worst[0], dead, worst[2]),
                   Evidence(f"the loss went from {line.start:.4g} to {line.late:.4g}", "steps/loss", line.fall, unlearned, line.n)),
         treatment="activation-leaky")
+
+
+def squashed(window: Window, many: int = 3) -> bool:
+    """A stack of saturating functions, more of them than rectifiers: what reaches the rectifier does not depend on the sample any more,
+    so that its units are on or off for all; death is not what is wrong."""
+    classes = [str(m.get("class")) for m in modules(window).values()]
+    rectifiers = sum(c in RECTIFIERS for c in classes)
+    return sum(c in SQUASH for c in classes) >= max(many, rectifiers + 1)
 
 
 def dead_bias(window: Window, since: int, min_samples: int) -> tuple[float, int, int] | None:
