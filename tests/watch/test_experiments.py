@@ -315,6 +315,18 @@ def test_a_leak_from_the_future_is_found_and_located(case):
     assert facts["batch-mixing"]["mixed"] is False and facts["batch-mixing"]["axis_by"] == "shift"
 
 
+def test_a_final_state_is_no_sequence_of_outputs():
+    class Stateful(CharLstm):
+        def forward(self, t):
+            outputs, state = self.lstm(self.token(t))
+            return self.head(outputs), state
+
+    for steps in (4, 8, 16):  # they divide the width of the state
+        text = torch.randint(0, 16, (20, steps + 1))
+        fact = experiment(capture_of(Stateful(False), text[:, :-1], target=text[:, 1:].flatten()))["causality"]
+        assert fact["shift"] == 1 and fact["leak"] is False, fact
+
+
 def test_a_zero_head_hides_nothing():
     net = Gpt(by_hand(0))
     nn.init.zeros_(net.head.weight)

@@ -7,7 +7,16 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.script import around, below_function, calls, function_around, loop_heads, place, training_functions, trains
+from osler.rules.script import (
+    around,
+    below_function,
+    calls,
+    function_around,
+    loop_heads,
+    place,
+    training_functions,
+    trains,
+)
 
 
 @rule("train-mode-not-restored", "evaluation")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
-from osler.core.trace import Op
+from osler.core.trace import CUTS, VIEWS, Op, Trace
 from osler.core.window import Window
 from osler.rules.code_questions import grad_switch, nodes, quoted, spot
 from osler.rules.graph_questions import (
@@ -33,7 +33,8 @@ def check(window: Window, *, least_steps: int = 3) -> Iterator[Finding]:
     What it is: values of a layer reach the loss, its gradient does not come back.
     How it is seen: optimized parameters that never got a gradient (or only exact zeros) in at least `least_steps` steps; in the recorded
     program their values are followed to the loss, and the operation nearest to the loss whose input carries a gradient and whose
-    output does not is named. A loss that is a leaf of its own is certain without that.
+    output does not is named. A loss that is a leaf of its own is certain without that; so is a random draw from a layer's prediction that
+    layers after it read without gradient.
     Why it matters: the layers behind the cut stay at their random start, without any error.
     What to do: keep tensors on the graph to the loss; detach only what is logged; use a soft form of hard decisions.
     When this is wrong: frozen, loaded and previously trained layers, targets, teachers and parameters averaged by hand are meant to
@@ -59,6 +60,9 @@ def check(window: Window, *, least_steps: int = 3) -> Iterator[Finding]:
     meant = {u for u, p in known.items() if p.get("loaded") or p.get("stepped_before")}
     never = lacking.never
     if never and (found := checkpointed(window, never) or cut(window, never, meant)):
+        yield found
+        return
+    if found := cut_sample(window):
         yield found
         return
     if lacking.zero and (found := flat(window, lacking.zero)):
@@ -93,6 +97,68 @@ def cut(window: Window, never: set[int], meant: set[int]) -> Finding | None:
                                "gradients/never", value=float(len(behind)), threshold=0.0, samples=starved(window).steps),),
             explains=("unused-module", "loss-plateau", "lr-too-low", "vanishing-gradients"))
     return None
+
+
+RANDOM = frozenset(("randn_like", "randn", "normal", "normal_", "rand_like", "rand", "standard_normal"))
+MIXING = frozenset(("add", "sub", "mul", "addcmul", "add_", "mul_", "exp"))
+
+
+def cut_sample(window: Window) -> Finding | None:
+    """A latent variable drawn from what an encoder predicts loses its gradient before a decoder reads it; the encoder still learns from
+    another term (the divergence from the prior), so no parameter is without gradient."""
+    for run in passes(window):
+        trace, tensors = run.trace, run.trace.tensors
+        alive = carriers(run)
+        for op in run.operations:
+            drawn = op.name == "normal" and not op.grad
+            if not op.outs or tensors[op.outs[0]].requires_grad or not (drawn or op.name in ("detach", "detach_", "data")):
+                continue
+            before, noise = upstream(trace, op)
+            if not noise or not any(t in alive and tensors[t].requires_grad for t in before):
+                continue
+            sample = {op.outs[0]}
+            read = scored = False
+            for later in trace.ops[op.index + 1: run.backward.index]:
+                if not any(t in sample for t in later.ins):
+                    continue
+                read = read or (later.index in run.needed and any(tensors[t].uid >= 0 and tensors[t].requires_grad for t in later.ins))
+                scored = scored or any(t not in sample and tensors[t].requires_grad and tensors[t].uid < 0 for t in later.ins)
+                if later.outs and not tensors[later.outs[0]].requires_grad:
+                    sample.update(later.outs)
+            if read and not scored:
+                place = place_of(window, op)
+                return Finding(
+                    "graph-broken", "certain", "harmful", f"a value drawn from the model's own prediction is read without gradient: {quoted(window, op.at, op.name)} ends it",
+                    f"Keep the graph at {quoted(window, place, op.name)}: " + ("use rsample() in place of sample()" if drawn else "drop the detach") + ", so that the loss behind it trains what predicts.",
+                    Where.at(place, also=(str(op.at),) if place != op.at else ()), first_step=0,
+                    evidence=(Evidence(f"{op.name} takes a tensor that requires grad, made with random noise; layers that learn read its result, which does not", "trace", samples=1),),
+                    explains=("loss-plateau", "unused-module"))
+    return None
+
+
+def upstream(trace: Trace, op: Op, depth: int = 5) -> tuple[set[int], bool]:
+    """The tensors a few elementwise steps before, and whether random numbers are among what was mixed."""
+    todo, found, noise = [(t, op.index, 0) for t in op.ins], set(op.ins), op.name == "normal"
+    while todo:
+        tid, before, far = todo.pop()
+        made = trace.producer(tid, before)
+        if made is None or far > depth:
+            continue
+        noise = noise or made.name in RANDOM
+        if made.name in MIXING | VIEWS:
+            found.update(made.ins)
+            todo += [(t, made.index, far + 1) for t in made.ins]
+    return found, noise
+
+
+def carriers(run: Pass) -> set[int]:
+    """Tensors that get a gradient from this backward, as far as the recorded program tells."""
+    tensors = run.trace.tensors
+    alive = {run.loss} if run.loss is not None else set()
+    for op in reversed(run.trace.ops[run.start: run.backward.index]):
+        if op.index in run.needed and op.name not in CUTS and any(t in alive for t in op.outs):
+            alive.update(t for t in op.ins if tensors[t].requires_grad)
+    return {t for t in alive if t is not None}
 
 
 def advice(op: Op) -> str:
