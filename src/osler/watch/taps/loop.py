@@ -293,6 +293,7 @@ class Training:
     def finish(self) -> None:
         if self.session.writer is None:
             return
+        self.lane.leave()
         self.stop_trace()
         self.write_cycle()
         self.backwards.finish()
