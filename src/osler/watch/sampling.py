@@ -5,6 +5,7 @@ Each sample announces its expected cost to the budget first; what is not allowed
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from osler.watch.modules import ModuleHooks
 from osler.watch.readout import numbers, on_cpu, scalar
 from osler.watch.session import Session
 
-COPY_CAP = 64 << 20
+COPY_CAP = 16 << 20
 """Bytes of parameters copied at most to measure one update; beyond it a rotating subset is taken."""
 
 
@@ -77,8 +78,8 @@ class LayerSamples:
         self._held = None
         with torch.no_grad():
             changes = torch._foreach_sub([p.detach() for p in parameters], weights)
-            products = numbers(torch.stack([(c * g).sum().float() for c, g in zip(changes, grads, strict=True)]))
-            zeros = numbers(torch.stack([(g == 0).float().mean() for g in grads]))
+            products = numbers(torch.stack([torch.dot(c.flatten(), g.flatten()).float() for c, g in zip(changes, grads, strict=True)]))
+            zeros = numbers(torch.stack([1.0 - torch.count_nonzero(g).float() / g.numel() for g in grads]))
         rows = zip(parameters, norms(grads), norms(weights), norms(list(changes)), products, zeros, strict=True)
         registry, step = self.session.registry, self.session.step + 1
         for parameter, grad, weight, change, product, zero in rows:
@@ -87,6 +88,23 @@ class LayerSamples:
 
 LEAVES = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Linear, nn.modules.conv._ConvNd, nn.Embedding,
           nn.LayerNorm, nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.ReLU6, nn.Softplus, nn.Hardtanh, nn.SELU)
+
+
+ELEMENTS = 1 << 14
+"""Elements of one output that are looked at."""
+
+
+def thinned(values: torch.Tensor) -> torch.Tensor:
+    """Some samples, positions or pixels of an output, all of its units: [batch, ..., units] or [batch, units, height, width]."""
+    if values.numel() <= ELEMENTS or values.dim() < 2:
+        return values[:ELEMENTS] if values.dim() == 1 else values
+    if values.dim() == 2:
+        return values[: max(16, ELEMENTS // values.shape[1])]
+    values = values[:8]
+    if values.dim() == 4:
+        stride = max(1, math.ceil(math.sqrt(values.numel() / ELEMENTS)))
+        return values[:, :, ::stride, ::stride]
+    return values[:, :: max(1, math.ceil(values.numel() / ELEMENTS))]
 
 
 class ActivationSamples:
@@ -118,10 +136,7 @@ class ActivationSamples:
             return
         start = perf_counter()
         with torch.no_grad():
-            values = output.detach()
-            if values.numel() > 1 << 18 and values.shape[0] > 1:
-                values = values[: max(2, (1 << 18) * values.shape[0] // values.numel())]
-            values = values.float()
+            values = thinned(output.detach()).float()
             zero = values == 0
             std = scalar(values.std(unbiased=False))
             units = self._units(module, zero)
