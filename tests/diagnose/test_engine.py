@@ -13,7 +13,7 @@ from osler.core.signals import STREAMS
 from osler.core.trace import Trace
 from osler.core.window import End, Window
 from osler.diagnose.config import Config
-from osler.diagnose.engine import diagnose, merge
+from osler.diagnose.engine import STARTUP_STEPS, diagnose, merge
 from osler.diagnose.rank import rank
 
 SOURCE = """\
@@ -46,7 +46,8 @@ def saying(*findings: Finding | NotChecked, cause: str | None = None, group: str
 def steps(n: int, own: float = 0.0002, step: float = 0.01) -> np.ndarray:
     rows = np.zeros(n, STREAMS["steps"].dtype)
     rows["step"], rows["step_time"], rows["own_time"] = np.arange(1, n + 1), step, own
-    rows["own_time"][:3] = 1.0
+    rows["t"] = np.cumsum(rows["step_time"])
+    rows["own_time"][:STARTUP_STEPS] = 1.0
     return rows
 
 
@@ -158,7 +159,7 @@ def test_overhead_leaves_out_the_start() -> None:
     verdict = diagnose(Window({"budget": 0.02}, {"steps": steps(50)}), None, [])
     assert abs(verdict.overhead["fraction"] - 0.02) < 1e-6
     assert verdict.overhead["budget"] == 0.02
-    assert abs(verdict.overhead["startup_s"] - 3.0) < 1e-6
+    assert abs(verdict.overhead["startup_s"] - STARTUP_STEPS) < 1e-6
 
 
 def test_overhead_of_nothing_is_unknown_not_zero() -> None:

@@ -129,7 +129,8 @@ def broken() -> tuple[Window, Verdict]:
     """Ends in NaN, with figures that JSON cannot hold."""
     loss = np.linspace(2.3, 0.4, 120)
     loss[97:] = np.nan
-    window = Window(RUN, {"steps": steps(120, loss, np.where(np.isnan(loss), np.nan, 1.5))}, FACTS[:2], (),
+    window = Window(RUN, {"steps": steps(120, loss, np.where(np.isnan(loss), np.nan, 1.5))},
+                    (*FACTS[:2], Fact("nonfinite", 97, 3.0, None, {"what": "loss"})), (),
                     {f"{CWD}/train.py": SCRIPT}, End(1, seconds=3.0))
     findings = (
         Finding("log-of-zero", "certain", "fatal", "`log` got 3 zeros at step 98 and the loss became inf", "Use `log_softmax`, or `clamp` the input",

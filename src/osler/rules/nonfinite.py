@@ -121,12 +121,15 @@ def on_the_way(window: Window, fact: Fact) -> Op | None:
             or spoiled_data(window):
         return None
     shape = tuple(o.get("shape") or ())
+    alone = not isinstance(batch, dict)
+    if alone and o.get("numel") != 1:
+        return None
     for trace in window.traces:
         for op in trace.ops:
             if op.outs and trace.tensors[op.outs[0]].requires_grad:
                 for tid in op.ins:
                     if alike(trace.tensors[tid].shape, shape) and not trace.tensors[tid].requires_grad and trace.tensors[tid].uid < 0 \
-                            and (made := risky_source(trace, tid, op.index)) is not None:
+                            and (made := risky_source(trace, tid, op.index, alone)) is not None:
                         return made
     return None
 
@@ -151,8 +154,9 @@ def alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(one) == len(other) and one[1:] == other[1:]
 
 
-def risky_source(trace: Trace, tid: int, before: int, depth: int = 12) -> Op | None:
-    """The last quotient or logarithm of a computed tensor among the operations that made ``tid`` without a gradient."""
+def risky_source(trace: Trace, tid: int, before: int, alone: bool, depth: int = 12) -> Op | None:
+    """The last quotient or logarithm of a computed tensor among the operations that made ``tid`` without a gradient. With ``alone``, where
+    nothing tells that the values before were finite, only the spread of a single value."""
     todo, seen = [(tid, before, 0)], set()
     while todo:
         here, stop, far = todo.pop(0)
@@ -162,6 +166,9 @@ def risky_source(trace: Trace, tid: int, before: int, depth: int = 12) -> Op | N
         seen.add(op.index)
         if op.name in QUOTIENTS and (spread := spread_of_one(trace, op)) is not None:
             return spread
+        if alone:
+            todo += [(t, op.index, far + 1) for t in op.ins]
+            continue
         if op.name in LOGARITHMS or (op.name in QUOTIENTS and (len(op.ins) > 1 or op.name in ("rsqrt", "reciprocal"))):
             return op
         todo += [(t, op.index, far + 1) for t in op.ins]

@@ -62,6 +62,33 @@ class Criterion:
                 "input_max": self.value_max if self.value_min <= self.value_max else None}
 
 
+def positions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    """Integer targets as a table of sequences, where their shape or that of the scores before flattening tells it."""
+    if y.dim() == 2:
+        return y
+    for base in (y._base, x._base, x):
+        if y.dim() == 1 and base is not None and base.dim() >= 2 and base.shape[0] * base.shape[1] == y.numel():
+            return y.reshape(base.shape[0], base.shape[1])
+    return None
+
+
+def trailing(table: torch.Tensor | None, ignore: int) -> int | None:
+    """The number that fills up sequences: it stands in runs of different lengths at their ends (or, transposed, in the last rows) and nowhere else."""
+    if table is None or min(table.shape) < 4 or table.numel() > 65536:
+        return None
+    for rows in (table, table.T):
+        kept = rows[:, ~(rows == ignore).all(0)]
+        if kept.shape[1] < 4:
+            continue
+        values, counts = kept[:, -1].unique(return_counts=True)
+        value = values[counts.argmax()]
+        runs = (kept == value).flip(1).long().cumprod(1).sum(1)
+        if int(scalar(value)) != ignore and scalar((runs > 1).sum()) >= 0.25 * len(kept) and len(runs.unique()) >= 3 and scalar(runs.max()) < kept.shape[1] \
+                and int(scalar((kept == value).sum())) == int(scalar(runs.sum())):
+            return int(scalar(value))
+    return None
+
+
 class Criteria:
     """All criterions of the process."""
 
@@ -75,6 +102,8 @@ class Criteria:
         self.last_result: Any = None
         self._pad_looks = 0
         self._pad_index: int | None = None
+        self._run_looks = 0
+        self._run_value: int | None = None
         session.finishers.append(self.finish)
 
     def unused(self, backwards: int) -> int:
@@ -204,6 +233,11 @@ class Criteria:
         found.info["ignore_index"] = ignore
         good = y[kept]
         pad = self._pad()
+        if pad is None and self._run_looks < 8:
+            self._run_looks += 1
+            self._run_value = trailing(positions(x, y), ignore) if self._run_value is None else self._run_value
+        if pad is None and self._run_value is not None:
+            pad, found.info["pad_by"] = self._run_value, "trailing runs"
         if pad is not None:
             found.padded += int(scalar((good == pad).sum()))
             found.info["pad"] = pad

@@ -12,7 +12,7 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.loaders import VALIDATION, roles
-from osler.rules.script import around, below_function, call_name, calls, evaluation_block, function_around, words
+from osler.rules.script import around, below_function, call_name, calls, evaluation_block, function_around, place, words
 
 SIZED = re.compile(r"^(len|size|shape|numel|sum|batch_size|bs|n|count|num_\w*|n_\w*)$")
 
@@ -60,8 +60,8 @@ def check(window: Window, *, relative: float = 0.05, absolute: float = 0.01, une
     for phase in window.facts("phase"):
         if phase.get("kind") != "validation" or phase.at is None:
             continue
-        block = evaluation_block(window, phase.at)
-        adds = accumulation(window, phase.at, block)
+        spots = [p for p in (phase.at, place(phase.get("begun_at"))) if p is not None and p.file == phase.at.file]
+        adds = next((a for p in spots if (a := accumulation(window, p, evaluation_block(window, p)) or gathered(window, p)) is not None), None)
         if adds is None or (phase.at.file, adds[0].lineno) in seen:
             continue
         seen.add((phase.at.file, adds[0].lineno))
@@ -154,6 +154,38 @@ def accumulation(window: Window, at: Location, block: ast.stmt | None) -> tuple[
     return None
 
 
+def gathered(window: Window, at: Location) -> tuple[ast.stmt, ast.expr] | None:
+    """Per-batch means gathered by a comprehension over the batches, and their plain mean: ``torch.stack([step(b) for b in loader]).mean()``."""
+    scope: ast.AST | None = function_around(around(window, at)) or next(iter(below_function(around(window, at))), None)
+    for statement in (s for s in ast.walk(scope) if isinstance(s, ast.Assign | ast.Return | ast.Expr)) if scope is not None else ():
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.ListComp | ast.GeneratorExp) or len(node.generators) != 1 or (statement.end_lineno or 0) < at.line \
+                    or isinstance(node.elt, ast.Tuple) or not any(True for _ in calls(node.elt)) or "range" in words(node.generators[0].iter) or any(call_name(c) in ("sum", "len", "numel", "size") for c in calls(node.elt)):
+                continue
+            names = {t.id for t in statement.targets if isinstance(t, ast.Name)} if isinstance(statement, ast.Assign) else set()
+            for n in ast.walk(scope) if scope is not None else ():
+                if isinstance(n, ast.expr) and (mean_of(n, node, set()) or (names and mean_of(n, None, names))):
+                    return statement, n
+    return None
+
+
+def mean_of(node: ast.expr, made: ast.expr | None, names: set[str]) -> bool:
+    """Whether an expression is the plain mean of a list, given as itself or by name."""
+    def is_list(x: ast.AST | None) -> bool:
+        return x is not None and (x is made or (isinstance(x, ast.Name) and x.id in names))
+
+    def stacked(x: ast.AST) -> bool:
+        return isinstance(x, ast.Call) and call_name(x) in ("stack", "tensor", "as_tensor", "array", "Tensor", "asarray") and bool(x.args) and is_list(x.args[0])
+
+    if isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average"):
+        first = node.args[0] if node.args else None
+        return is_list(first) or (first is not None and stacked(first)) or (isinstance(node.func, ast.Attribute) and stacked(node.func.value))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.left, ast.Call) and call_name(node.left) == "sum" and node.left.args:
+        counts = isinstance(node.right, ast.Call) and call_name(node.right) == "len" and bool(node.right.args) and not {"dataset"} & words(node.right)
+        return is_list(node.left.args[0]) and counts
+    return False
+
+
 def by_count(node: ast.AST, loop: ast.For) -> bool:
     """A division by the number of batches, or the mean of a list."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -164,4 +196,7 @@ def by_count(node: ast.AST, loop: ast.For) -> bool:
                     and s.value.value == 1 for t in [s.target]}
         return any(words(c.args[0]) & iterated and "dataset" not in words(c.args[0]) for c in lens) or bool(lists) or \
             (isinstance(node.right, ast.Name) and node.right.id in counters)
+    if isinstance(node, ast.Call) and call_name(node) == "mean" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+        inner = node.func.value
+        return call_name(inner) in ("stack", "tensor", "as_tensor", "array", "Tensor") and bool(inner.args) and isinstance(inner.args[0], ast.Name)
     return isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average") and len(node.args) == 1 and isinstance(node.args[0], ast.Name)

@@ -12,6 +12,7 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.loaders import VALIDATION, dataset_line, loaders, roles
 from osler.rules.script import (
+    around,
     call_name,
     calls,
     evaluation_block,
@@ -56,7 +57,8 @@ def check(window: Window, *, min_rows: int = 16) -> Iterator[Finding]:
         same, changed, n = compare(passes[0], passes[1])
         if n < min_rows or changed < 0.5 or same < 0.99:
             continue
-        at, says = dataset_line(window, loader), augments(window, loader)
+        shared = shared_collate(window, loader)
+        at, says = shared or dataset_line(window, loader), augments(window, loader) or shared is not None
         yield Finding(
             "val-augmented", "measured", "harmful" if says else "note",
             f"The validation inputs change from pass to pass: {changed:.0%} of the rows, with equal labels",
@@ -82,6 +84,18 @@ def augments(window: Window, loader: Fact) -> bool:
     """Whether the text of the data set's file speaks of augmentation or its ``__getitem__`` draws random numbers."""
     text = window.sources.get(loader.at.file, "") if loader.at is not None else ""
     return bool(AUGMENTS.search(text))
+
+
+def shared_collate(window: Window, loader: Fact) -> Location | None:
+    """The construction of a loader whose ``collate_fn`` draws random numbers and also serves another loader."""
+    if loader.at is None:
+        return None
+    given = [k.value for s in around(window, loader.at)[-1:] for c in calls(s) if c.lineno == loader.at.line or len(list(calls(s, "DataLoader"))) == 1
+             for k in c.keywords if k.arg == "collate_fn"]
+    name = given[0].id if given and isinstance(given[0], ast.Name) else None
+    function = function_named(window, loader.at.file, name) if name else None
+    uses = [k for c in calls(tree(window, loader.at.file)) for k in c.keywords if k.arg == "collate_fn" and isinstance(k.value, ast.Name) and k.value.id == name]
+    return loader.at if function is not None and draws(function) and len(uses) > 1 else None
 
 
 def draws(node: ast.AST) -> bool:

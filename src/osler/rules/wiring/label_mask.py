@@ -19,8 +19,9 @@ def check(window: Window, *, padded: float = 0.1, everything: float = 0.999) -> 
 
     What it is: ignore_index is the number of a real class; padding is counted in the loss; the end token is masked together with the
     padding that shares its number; every position is ignored.
-    How it is seen: the values of integer targets against ignore_index and the number of classes, the padding_idx of embeddings, and the
-    share of ignored positions, at the criterion calls looked at.
+    How it is seen: the values of integer targets against ignore_index and the number of classes, the padding_idx of embeddings (without
+    one, a number that stands in runs of different lengths at the ends of sequences and nowhere else), and the share of ignored positions,
+    at the criterion calls looked at.
     Why it matters: an ignored class is never learned; counted padding (at least `padded` of the positions) makes the loss look good and
     teaches the model to predict padding; a model that never sees the end token in a target never stops.
     What to do: ignore_index = the padding's own number and no class's; a padding token of its own.
@@ -91,14 +92,32 @@ def counted_padding(window: Window, fact: Fact, padded: float) -> Finding | None
     share = fact.get("pad_share")
     if not isinstance(share, int | float) or share < padded or not sequence(window, fact):
         return None
-    _, declared = tokens(window)
+    embedded, declared = tokens(window)
+    seen, pad = fact.get("pad_by"), fact.get("pad")
+    if seen and embedded and isinstance(pad, int):
+        declared = {pad}
     if not declared or fact.get("ignore_index") in declared or fact.get("reduction") == "none" or fact.get("weight"):
         return None
     pad = min(declared)
-    return said(window, fact, loss_built(window, fact), "harmful", "measured", f"padding counts in the loss: {share:.0%} of the target positions are the padding token",
-                f"Pass ignore_index={pad} at {{line}}.",
-                Evidence(f"{share:.0%} of the targets equal {pad}, the padding_idx of the model's embedding; ignore_index is {fact.get('ignore_index')}", "criterion/pad_share", value=float(share),
+    how = "a number that stands in runs at the ends of sequences and nowhere else" if seen else "the padding_idx of the model's embedding"
+    labels = label_line(window, fact)
+    return said(window, fact, labels or loss_built(window, fact), "harmful", "measured", f"padding counts in the loss: {share:.0%} of the target positions are the padding token",
+                f"Set the labels of padding to {fact.get('ignore_index')} at {{line}}." if labels is not None else f"Pass ignore_index={pad} at {{line}}.",
+                Evidence(f"{share:.0%} of the targets equal {pad}, {how}; ignore_index is {fact.get('ignore_index')}", "criterion/pad_share", value=float(share),
                          threshold=padded, samples=int(fact.get("sampled") or 1)))
+
+
+def label_line(window: Window, fact: Fact) -> Location | None:
+    """Where a library computes the loss: the line of the user's that makes the labels."""
+    if fact.at is None or "loss" in window.line(fact.at.file, fact.at.line) or str(fact.get("function")) in window.line(fact.at.file, fact.at.line):
+        return None
+
+    def makes(node: ast.AST) -> bool:
+        return isinstance(node, ast.Assign) and any(dotted(t).split(".")[-1] == "labels" or (isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Constant) and t.slice.value == "labels")
+                                                    for t in node.targets)
+
+    named = nodes(window, makes) or nodes(window, lambda n: isinstance(n, ast.Dict) and any(isinstance(k, ast.Constant) and k.value == "labels" for k in n.keys))
+    return named[-1][0] if named else None
 
 
 def masked_end(window: Window, fact: Fact) -> Finding | None:

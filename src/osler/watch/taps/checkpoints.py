@@ -36,7 +36,8 @@ class Checkpoints:
         for name, state in candidates:
             shapes = {str(k): tuple(v.shape) for k, v in state.items() if isinstance(v, torch.Tensor)}
             if len(shapes) >= 2:
-                self.read.append({"name": name, "shapes": shapes, "applied": False, "at": user_line()})
+                self.read.append({"name": name, "shapes": shapes, "applied": False, "at": user_line(), "fits": None,
+                                  "places": {v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor) and v.numel()}})
 
     @quiet
     def applied(self, module: nn.Module, state: Mapping[str, Any], expected: dict[str, tuple[int, ...]], strict: bool) -> None:
@@ -44,7 +45,8 @@ class Checkpoints:
         given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
         for row in self.read:
             common = [k for k in row["shapes"] if any(g == k or g.endswith(k) or k.endswith(g) for g in ((k,) if k in given else given))]
-            if len(common) * 2 >= len(row["shapes"]):
+            same = sum(isinstance(v, torch.Tensor) and v.numel() > 0 and v.data_ptr() in row["places"] for v in dict(state).values())  # under other names
+            if max(len(common), same) * 2 >= len(row["shapes"]):
                 row["applied"] = True
         matched = [k for k in expected if k in given and given[k] == expected[k]]
         missing = [k for k in expected if k not in given]
@@ -64,6 +66,7 @@ class Checkpoints:
     def still_there(self) -> None:
         """Before the first step: have values set by ``load_state_dict`` been written over since?"""
         registry = self.session.registry
+        self._fit()
         if not self.versions:
             return
         owned = registry.owners(registry.roots())
@@ -87,18 +90,21 @@ class Checkpoints:
     def finish(self) -> None:
         if self.session.writer is None:
             return
-        roots = self.session.registry.roots()
+        self._fit()
         for row in self.read:
-            if row["applied"]:
-                continue
-            for root in roots:
-                own = {k: tuple(v.shape) for k, v in root.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+            if not row["applied"] and row["fits"] is not None:
+                at: Location | None = row["at"]
+                self.session.fact("state-unused", at, name=row["name"], **row["fits"])
+
+    def _fit(self) -> None:
+        """Which trained root each unused state dict fits; asked before training, as a function's own model may be gone at the end."""
+        rows = [row for row in self.read if not row["applied"] and row["fits"] is None]
+        for root in self.session.registry.roots() if rows else ():
+            own = {k: tuple(v.shape) for k, v in root.state_dict(keep_vars=True).items() if isinstance(v, torch.Tensor)}
+            for row in rows:
                 shared = [k for k, shape in row["shapes"].items() if own.get(k) == shape]
-                if len(shared) * 2 >= len(own) > 1:
-                    at: Location | None = row["at"]
-                    self.session.fact("state-unused", at, root=self.session.registry.module_id(root), keys=len(shared), expected=len(own),
-                                      name=row["name"], **{"class": type(root).__name__})
-                    break
+                if row["fits"] is None and len(shared) * 2 >= len(own) > 1:
+                    row["fits"] = {"root": self.session.registry.module_id(root), "keys": len(shared), "expected": len(own), "class": type(root).__name__}
 
 
 def install(session: Session, checkpoints: Checkpoints) -> None:
