@@ -38,6 +38,7 @@ def test_other_tables_have_none(table):
 def test_the_scores_tell_the_shape_of_flat_targets():
     targets = filled(LENGTHS)
     scores = torch.nn.Linear(4, 9)(torch.randn(8, 12, 4))
-    assert positions(scores.reshape(-1, 9), targets.clone().reshape(-1)).shape == (8, 12)
+    assert positions(scores.reshape(-1, 9), targets.flatten().clone()).shape == (8, 12)  # by the scores
+    assert positions(torch.randn(96, 9), targets.view(-1)).shape == (8, 12)  # by the targets
     assert positions(scores.transpose(1, 2), targets).shape == (8, 12)
-    assert positions(torch.randn(96, 9), targets[:, :].flatten().clone()) is None
+    assert positions(torch.randn(96, 9), targets.flatten().clone()) is None

@@ -62,13 +62,18 @@ class Criterion:
                 "input_max": self.value_max if self.value_min <= self.value_max else None}
 
 
-def positions(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+def positions(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
     """Integer targets as a table of sequences, where their shape or that of the scores before flattening tells it."""
+    y = target.detach()
     if y.dim() == 2:
         return y
-    for base in (y._base, x._base, x):
-        if y.dim() == 1 and base is not None and base.dim() >= 2 and base.shape[0] * base.shape[1] == y.numel():
-            return y.reshape(base.shape[0], base.shape[1])
+    if y.dim() != 1:
+        return None
+    shapes = [tuple(base.shape) for base in (target._base, scores._base) if base is not None]
+    saved = getattr(scores.grad_fn, "_saved_self_sym_sizes", None)
+    for shape in (*shapes, tuple(saved or ())):
+        if len(shape) >= 2 and shape[0] * shape[1] == y.numel() and shape[1] > 1:
+            return y.reshape(shape[0], shape[1])
     return None
 
 
@@ -206,10 +211,10 @@ class Criteria:
                 if target.shape != value.shape and found.function in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
                                                                       "poisson_nll_loss", "soft_margin_loss"):
                     found.mark("broadcast", True)
-                accuracy = self._target(found, x, target, kwargs, args)
+                accuracy = self._target(found, x, value, target, kwargs, args)
         return accuracy
 
-    def _target(self, found: Criterion, x: torch.Tensor, target: torch.Tensor, kwargs: dict[str, Any], args: tuple[Any, ...]) -> float:
+    def _target(self, found: Criterion, x: torch.Tensor, value: torch.Tensor, target: torch.Tensor, kwargs: dict[str, Any], args: tuple[Any, ...]) -> float:
         y = target.detach()
         if y.numel() == 0 or y.numel() > SIZE_LIMIT:
             return float("nan")
@@ -235,7 +240,7 @@ class Criteria:
         pad = self._pad()
         if pad is None and self._run_looks < 8:
             self._run_looks += 1
-            self._run_value = trailing(positions(x, y), ignore) if self._run_value is None else self._run_value
+            self._run_value = trailing(positions(value, target), ignore) if self._run_value is None else self._run_value
         if pad is None and self._run_value is not None:
             pad, found.info["pad_by"] = self._run_value, "trailing runs"
         if pad is not None:

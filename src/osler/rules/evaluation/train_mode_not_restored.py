@@ -51,7 +51,7 @@ def check(window: Window, *, min_share: float = 0.05, min_steps: int = 3) -> Ite
         if not off or steps < min_steps or steps < min_share * max(total, 1):
             continue
         first = off[0][0]
-        validated = validated_first(window, first) or any(p.get("kind") == "validation" and abs(p.step - first.step) <= 1 for p in window.facts("phase"))
+        validated = validated_first(window, first) or any(p.get("kind") == "validation" and (not p.get("grad_enabled") or (p.get("forwards") or 0) > 1) and abs(p.step - first.step) <= 1 for p in window.facts("phase"))
         if not validated:
             block = function_around(around(window, place(first.get("set_at"))))
             validated = block is not None and not trains(block)

@@ -111,7 +111,7 @@ def cut_sample(window: Window) -> Finding | None:
         alive = carriers(run)
         for op in run.operations:
             drawn = op.name == "normal" and not op.grad
-            if not op.outs or tensors[op.outs[0]].requires_grad or not (drawn or op.name in ("detach", "detach_", "data")):
+            if not op.outs or tensors[op.outs[0]].requires_grad or not (drawn or (op.name in ("detach", "detach_", "data") and not any(t in alive for t in op.ins))):
                 continue
             before, noise = upstream(trace, op)
             if not noise or not any(t in alive and tensors[t].requires_grad for t in before):
