@@ -39,16 +39,47 @@ def saved(node: Any, name: str) -> dict[str, Any] | None:
         return None
 
 
+def divisor(node: Any) -> dict[str, Any] | None:
+    """What a quotient divided by; a count may be of an integer type."""
+    try:
+        other = node._saved_other
+    except (RuntimeError, AttributeError):
+        return None
+    return operand(other.detach().double() if isinstance(other, torch.Tensor) and not other.is_floating_point() and not other.is_complex() else other)
+
+
+MEANS = ("MeanBackward0", "MeanBackward1", "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "BinaryCrossEntropyWithLogitsBackward0",
+         "BinaryCrossEntropyBackward0", "NllLossBackward0", "NllLoss2DBackward0")
+
+
+def empty_mean(name: str, node: Any) -> dict[str, Any] | None:
+    """Figures of a mean over nothing: an empty selection, or targets all of which are ignored."""
+    try:
+        if name.startswith("Mean"):
+            shape, n = tuple(int(d) for d in node._saved_self_sym_sizes), int(node._saved_self_sym_numel)
+        elif node._saved_reduction != 1:
+            return None
+        else:
+            shape, n = tuple(node._saved_self.shape), node._saved_self.numel()
+            if name.startswith("Nll") and on_cpu(node._saved_total_weight):
+                n = int(scalar((node._saved_total_weight != 0).sum()))
+    except (RuntimeError, AttributeError):
+        return None
+    return {"min": 0.0, "max": 0.0, "zeros": 1, "negative": 0, "nonfinite": 0, "nan": 0, "shape": list(shape), "numel": 1, "dtype": "float32", "empty": True} if n == 0 else None
+
+
 def births(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
     """Whether this node made a non-finite *output* of finite inputs: (kind, figures of the guilty operand)."""
     own = saved(node, "self")
     result = saved(node, "result")
     if own is not None and own["nonfinite"]:
         return None
+    if name in MEANS and (nothing := empty_mean(name, node)) is not None:
+        return "division-by-zero", nothing
     if name in LOGS and own is not None and (own["zeros"] or own["negative"]):
         return ("log-of-zero" if own["zeros"] else "log-of-negative"), own
     if name == "DivBackward0":
-        other = saved(node, "other")
+        other = divisor(node)
         if other is not None and other["zeros"] and not other["nonfinite"]:
             return "division-by-zero", other
     if name in ("ReciprocalBackward0", "RsqrtBackward0") and result is not None and result["nonfinite"]:
@@ -101,7 +132,7 @@ def singular(name: str, node: Any) -> tuple[str, dict[str, Any]] | None:
         if exponent is not None and not isinstance(exponent, int | float):
             return "pow-of-zero", own
     if name == "DivBackward0":
-        other = saved(node, "other")
+        other = divisor(node)
         if other is not None and other["zeros"]:
             return "division-by-zero", other
     if name in ("AcosBackward0", "AsinBackward0", "AtanhBackward0") and own is not None and max(abs(own["min"] or 0), abs(own["max"] or 0)) >= 1:

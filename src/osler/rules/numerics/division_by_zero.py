@@ -13,7 +13,7 @@ def check(window: Window) -> Iterator[Finding]:
     """A division by zero in the forward pass.
 
     **What it is.** A denominator is exactly 0: an empty mask in a Dice loss, a norm or standard deviation of identical
-    values, a count of selected rows that is 0, a negative power of 0, `rsqrt(0)`.
+    values, a count of selected rows that is 0 (or a mean over an empty selection), a negative power of 0, `rsqrt(0)`.
 
     **How it is seen.** At the first non-finite loss the divisor saved in the graph holds exact zeros while it is finite
     otherwise. Where no gradient passes (counts, inputs scaled inside the model), the batch was finite, the first operation on the
@@ -46,6 +46,14 @@ def check(window: Window) -> Iterator[Finding]:
             continue
         o = nonfinite.operand(fact)
         op = str(fact.get("op") or "")
+        if o.get("empty"):
+            yield Finding(
+                "division-by-zero", "certain", nonfinite.severity(window),
+                f"A mean over nothing: {op.removesuffix('Backward0')} of shape {tuple(o.get('shape') or ())}" + (", every target ignored" if op.startswith("Nll") else ""),
+                "Leave this term out where the selection is empty, or sum and divide by max(count, 1).",
+                Where.at(nonfinite.place(window, fact), module=fact.get("module")), first_step=fact.step, last_step=fact.step,
+                evidence=(Evidence(f"step {fact.step}: {fact.get('what')} is {fact.get('value', 'non-finite')}; the mean divides by a count of 0", "nonfinite", 0.0, 0.0, 1),))
+            return
         root = op.startswith(("Rsqrt", "Reciprocal", "Pow"))
         yield Finding(
             "division-by-zero", nonfinite.sure(fact), nonfinite.severity(window),

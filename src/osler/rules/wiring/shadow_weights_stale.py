@@ -37,13 +37,15 @@ def check(window: Window, *, least_steps: int = 10) -> Iterator[Finding]:
         rebinding = rebinds(window)
         uncalled = never_called(window)
         name = assigned(window, fact.at) or str(fact.get("class"))
-        meant = bool(rebinding or uncalled or AVERAGE.search(name) or mentions(window, fact.at))
-        if used in ("never", "unseen") and not rebinding and not uncalled:
+        itself = with_itself(window) if not rebinding and not uncalled else None
+        meant = bool(rebinding or uncalled or itself or AVERAGE.search(name) or mentions(window, fact.at))
+        if used in ("never", "unseen") and not rebinding and not uncalled and not itself:
             meant = False
         if FIXED.search(name) and not rebinding:
             meant = False
-        place = rebinding or (after_step(window) if uncalled else None) or fact.at
-        how = "the update assigns to a loop variable, which changes nothing" if rebinding else f"{uncalled} is never called" if uncalled else "nothing writes to it"
+        place = rebinding or itself or (after_step(window) if uncalled else None) or fact.at
+        how = "the update assigns to a loop variable, which changes nothing" if rebinding else f"{uncalled} is never called" if uncalled else \
+            "the update reads the copy itself" if itself else "nothing writes to it"
         yield Finding(
             "shadow-weights-stale", "certain", "harmful" if meant else "note", f"{name} never changes although the model it was copied from is trained: {how}",
             f"Write into its tensors (lerp_, mul_ and add_, copy_) at {quoted(window, place, 'the update')}." if rebinding or not uncalled else f"Call {uncalled} after {quoted(window, place, 'the step')}.",
@@ -80,6 +82,18 @@ def rebound_entry(window: Window) -> Location | None:
     given = {a.id for _, n in nodes(window, lambda n: isinstance(n, ast.Call) and dotted(n.func).endswith("load_state_dict")) if isinstance(n, ast.Call)
              for a in n.args if isinstance(a, ast.Name)}
     found = nodes(window, lambda n: isinstance(n, ast.Assign) and any(isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id in fresh - given for t in n.targets))
+    return found[0][0] if found else None
+
+
+def with_itself(window: Window) -> Location | None:
+    """``ema.update(ema.module)``: the copy is averaged with itself."""
+    def same(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args or "update" not in node.func.attr.lower():
+            return False
+        holder, given = dotted(node.func.value), dotted(node.args[0])
+        return bool(holder) and bool(AVERAGE.search(holder)) and (given == holder or given.startswith(holder + "."))
+
+    found = nodes(window, same)
     return found[0][0] if found else None
 
 

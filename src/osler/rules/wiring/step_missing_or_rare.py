@@ -43,8 +43,16 @@ def check(window: Window, *, patience: int = 100, ratio: float = 4.0) -> Iterato
         yield no_backward(window, steps, rows)
     elif steps > 0:
         yield from idle(window, rows)
+        backwards = max(backwards, round(early_rate(window) * steps))
         if backwards >= ratio * steps and backwards >= 20:
             yield from discarded(window, backwards, steps, rows)
+
+
+def early_rate(window: Window, most: int = 32) -> float:
+    """Backward passes for each step while every one was counted; between watched cycles of a fast loop only steps are."""
+    early = [(sum(int(o.get("steps") or 0) for o in f.get("optimizers") or ()), int(f.get("backwards") or 0)) for f in window.facts("cycle")]
+    rates = [backwards / steps for steps, backwards in early if 4 <= steps <= most]
+    return rates[0] if rates else 0.0
 
 
 def updated_by_hand(window: Window) -> bool:
@@ -111,9 +119,11 @@ def discarded(window: Window, backwards: int, steps: int, rows: list[dict[str, o
         conditional = any(isinstance(n, ast.If) for n in enclosing(window, step, (ast.If, *LOOPS)) if n is not loop and getattr(n, "lineno", 0) > getattr(loop, "lineno", 0))
         free = [at for at in clears if not any(getattr(n, "lineno", 0) > getattr(loop, "lineno", 0) for n in enclosing(window, at, (ast.If,)))]
         if free and (outside or conditional):
+            place = step if outside else free[0]  # every so many batches: accumulation is meant
             yield Finding("step-missing-or-rare", "certain", "harmful", f"one step for {backwards / steps:.0f} backward passes, and the gradients between are cleared unused",
-                          f"Move {quoted(window, step, 'the step')} into the loop of {quoted(window, backward, 'the backward')}, or clear the gradients only after a step.",
-                          Where.at(step, also=(str(backward), str(free[0]))), first_step=0, last_step=steps,
+                          f"Move {quoted(window, step, 'the step')} into the loop of {quoted(window, backward, 'the backward')}, or clear the gradients only after a step."
+                          if outside else f"Clear the gradients only after a step: move {quoted(window, place, 'zero_grad')} under the condition of {quoted(window, step, 'the step')}.",
+                          Where.at(place, also=(str(backward), str(free[0] if place is step else step))), first_step=0, last_step=steps,
                           evidence=(Evidence(f"{backwards} backward passes, {steps} steps; {quoted(window, free[0], 'zero_grad')} runs with every backward", "cycle/steps",
                                              value=float(steps), threshold=float(backwards), samples=backwards),),
                           treatment="step-every-batch", explains=("lr-too-low", "loss-plateau"))
