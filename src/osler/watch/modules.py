@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -33,6 +34,10 @@ def call_kwargs() -> dict[str, Any]:
     return {}
 
 
+in_functorch = torch._C._functorch.peek_interpreter_stack
+"""Not ``None`` inside vmap, grad and their like, whose wrapped tensors hold no values to look at."""
+
+
 class ModuleHooks:
     """Attach and detach by name; each listener sees every module call while attached."""
 
@@ -50,7 +55,7 @@ class ModuleHooks:
         handles = []
         if enter is not None:
             def before(module: nn.Module, args: tuple[Any, ...], enter: Enter = enter) -> None:
-                if guard.armed(name):
+                if in_functorch() is None and guard.armed(name):
                     try:
                         enter(module, args, call_kwargs())
                     except Exception:
@@ -58,7 +63,7 @@ class ModuleHooks:
             handles.append(torch_module.register_module_forward_pre_hook(before))
         if leave is not None:
             def after(module: nn.Module, args: tuple[Any, ...], output: Any, leave: Leave = leave) -> None:
-                if guard.armed(name):
+                if in_functorch() is None and guard.armed(name):
                     try:
                         leave(module, args, output)
                     except Exception:

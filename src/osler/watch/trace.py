@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from osler.core.trace import LEAF, OLD, PARAMETER, REQUIRES_GRAD, STALE_GRAPH
 from osler.watch.compiler import FRAME
+from osler.watch.modules import in_functorch
 from osler.watch.operands import figures
 from osler.watch.session import Session
 from osler.watch.where import is_user, shorten
@@ -78,6 +79,14 @@ def tensors_in(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
         elif depth and isinstance(value, dict):
             found.extend(tensors_in(value.values(), depth - 1))
     return found
+
+
+def grad_fn(tensor: torch.Tensor) -> Any:
+    """The tensor's node, ``None`` where torch refuses to make one (a view changed in place across grad modes)."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def levelled(original: Any) -> Any:
@@ -172,7 +181,7 @@ class Tracer(TorchFunctionMode):  # type: ignore[misc]
     # -- recording ---------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.paused or self.truncated:
+        if self.paused or self.truncated or in_functorch() is not None:
             return func(*args, **(kwargs or {}))
         if getattr(getattr(func, "__code__", None), "co_filename", None) == FRAME:
             func = func.__wrapped__  # our own wrapper, looked up by torch's dispatcher: it has been entered once already
@@ -243,7 +252,7 @@ class Tracer(TorchFunctionMode):  # type: ignore[misc]
         elif "out" in kwargs and ins:
             outs = outs or [ins[-1]]
         for tensor in tensors_in((out,)):
-            node = tensor.grad_fn
+            node = grad_fn(tensor)
             if node is not None:
                 self.node_ops.append((node._sequence_nr(), len(self.ops)))
         named = dict(zip(POSITIONAL.get(name, ()), args, strict=False))
