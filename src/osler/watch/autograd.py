@@ -84,7 +84,7 @@ class Backwards:
         root = roots[0]
         self.loss = value = scalar(root)
         self.known_loss = root.numel() == 1 and on_cpu(root)
-        for loop in self.training.loops:
+        for loop in self.training.active:
             loop.before_backward()
         finite = value == value and value not in (INF, -INF)
         if self.training.observer.phase is not None:
@@ -103,7 +103,7 @@ class Backwards:
 
     @quiet
     def after(self) -> None:
-        for loop in self.training.loops:
+        for loop in self.training.active:
             if loop.sentinel is not None or loop.backwards < 64:
                 loop.after_backward()
 

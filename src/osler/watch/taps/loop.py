@@ -42,6 +42,7 @@ class Training:
         self.layers = LayerSamples(session)
         self.activations = ActivationSamples(session, hooks)
         self.loops: list[Loop] = []
+        self.active: list[Loop] = []
         self.by_id: dict[int, Loop] = {}
         self.backwards = Backwards(session, tracer, self)
         self.last_end = 0.0
@@ -75,6 +76,7 @@ class Training:
         uids = [session.registry.uid(p) for group in optimizer.param_groups for p in group["params"]]
         loop = Loop(len(self.loops), weakref.ref(optimizer), at, uids)
         self.loops.append(loop)
+        self.active = [*self.live()]
         self.by_id[id(optimizer)] = loop
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in optimizer.defaults.items()
                  if k in DEFAULTS and isinstance(v, bool | int | float | tuple)}
@@ -286,7 +288,7 @@ class Training:
             self.session.writer.trace(trace)
 
     def write_cycle(self) -> None:
-        self.session.fact("cycle", optimizers=[loop.to_json() for loop in self.loops if loop.steps or loop.ref() is not None][:50],
+        self.session.fact("cycle", optimizers=[loop.to_json() for loop in self.loops if loop.steps or loop.ref() is not None][-50:],
                           backwards=self.backwards.total, losses_without_backward=self.backwards.unused_losses())
         self.backwards.write_gradients()
 
