@@ -238,10 +238,10 @@ class Criteria:
         found.info["ignore_index"] = ignore
         good = y[kept]
         pad = self._pad()
-        if pad is None and self._run_looks < 8:
+        if self._run_looks < 8:
             self._run_looks += 1
             self._run_value = trailing(positions(value, target), ignore) if self._run_value is None else self._run_value
-        if pad is None and self._run_value is not None:
+        if self._run_value is not None and pad in (None, self._run_value):
             pad, found.info["pad_by"] = self._run_value, "trailing runs"
         if pad is not None:
             found.padded += int(scalar((good == pad).sum()))

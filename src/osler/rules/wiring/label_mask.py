@@ -8,7 +8,7 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.code_questions import dotted, nodes, quoted
-from osler.rules.graph_questions import criteria, criterion_op, loss_built, modules, origin
+from osler.rules.graph_questions import criteria, criterion_op, loss_built, modules, origin, parameters
 
 DEFAULT = -100
 
@@ -96,6 +96,8 @@ def counted_padding(window: Window, fact: Fact, padded: float) -> Finding | None
     seen, pad = fact.get("pad_by"), fact.get("pad")
     if seen and embedded and isinstance(pad, int):
         declared = {pad}
+    if not seen and not same_words(window, fact):
+        return None
     if not declared or fact.get("ignore_index") in declared or fact.get("reduction") == "none" or fact.get("weight"):
         return None
     pad = min(declared)
@@ -105,6 +107,14 @@ def counted_padding(window: Window, fact: Fact, padded: float) -> Finding | None
                 f"Set the labels of padding to {fact.get('ignore_index')} at {{line}}." if labels is not None else f"Pass ignore_index={pad} at {{line}}.",
                 Evidence(f"{share:.0%} of the targets equal {pad}, {how}; ignore_index is {fact.get('ignore_index')}", "criterion/pad_share", value=float(share),
                          threshold=padded, samples=int(fact.get("sampled") or 1)))
+
+
+def same_words(window: Window, fact: Fact) -> bool:
+    """The classes are the words of an embedding that declares its padding: only then has the padding's number the same meaning in the targets."""
+    classes = list((fact.get("input") or {}).get("shape") or (0, 0))
+    known = modules(window)
+    sizes = {int(p["shape"][0]) for p in parameters(window).values() if p.get("shape") and (known.get(p["module"], {}).get("attrs") or {}).get("padding_idx") is not None}
+    return not sizes or (len(classes) > 1 and classes[1] in sizes)
 
 
 def label_line(window: Window, fact: Fact) -> Location | None:
