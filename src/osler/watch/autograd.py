@@ -88,7 +88,7 @@ class Backwards:
             loop.before_backward()
         finite = value == value and value not in (INF, -INF)
         if self.training.observer.phase is not None:
-            self.training.observer.end_phase()
+            self.training.observer.end_phase(backward=True)
         if self.tracer.armed:
             self.tracer.event("@backward", ins=roots)
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:

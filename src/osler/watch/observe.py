@@ -235,10 +235,13 @@ class Observer:
         return id(module) in self._root_ids
 
     @quiet
-    def end_phase(self) -> None:
-        """Training goes on (or the run ends)."""
+    def end_phase(self, backward: bool = False) -> None:
+        """Training goes on (or the run ends). A backward right after one forward with gradients was no validation, whatever
+        the mode of the model."""
         phase, self.phase = self.phase, None
         self.hooks.detach("phase")
+        if backward and phase is not None and phase.forwards == 1 and all(row["grad"] for row in phase.roots.values()):
+            return
         if phase is None or not (phase.roots or phase.criterion_calls):
             return
         step = self.session.step

@@ -188,13 +188,13 @@ class Training:
             before = perf_counter()
             self.layers.after(loop)
             self.layers.cost = (perf_counter() - before) * 2
-            self.layers.next = session.step + (1 if session.step < 5 else 1 + session.step // 50)
+            self.layers.next = session.step + (1 if session.step < 3 else 8 + session.step // 50)
         loop.after_step()
         if loop.steps == 1:
             session.registry.stepped.update(loop.uids)
         if self.hooks.attached("activations"):
             self.activations.detach()
-            self.activations.next = session.step + (2 if session.step < 6 else 2 + session.step // 20)
+            self.activations.next = session.step + 8 + session.step // 20
         elif not session.compiled and (spaced(session.step) or (session.step >= self.activations.next
                                                                 and session.budget.allows(self.activations.cost * 1.3 + 1e-4))):
             self.activations.attach()
