@@ -25,8 +25,5 @@ def __getattr__(name: str) -> Any:
     if name in ("log", "watch"):
         import importlib
 
-        module = importlib.import_module("osler.live")
-        # The first import of the package ``osler.watch`` binds that name here; the function is what users mean.
-        globals()["watch"], globals()["log"] = module.watch, module.log
-        return globals()[name]
+        return getattr(importlib.import_module("osler.live"), name)
     raise AttributeError(f"module 'osler' has no attribute {name!r}")

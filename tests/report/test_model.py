@@ -94,7 +94,7 @@ def test_a_loss_that_turns_nan_is_counted_and_a_gap_is_not() -> None:
     nan = math.nan
     packed = series.pack(series.SPECS["train_loss"], np.arange(6), np.array([nan, 1.0, nan, 2.0, nan, math.inf]), lost_from=3)
     assert packed["count"] == 2
-    assert packed["nonfinite"] == {"count": 2, "first_step": 4, "last_step": 5}
+    assert packed["nonfinite"] == {"count": 2, "for_good": True, "first_step": 4, "last_step": 5}
 
 
 def test_calls_at_one_step_are_averaged_by_their_rows() -> None:

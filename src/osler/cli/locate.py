@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 from osler.cli.command import Command
 from osler.cli.options import Options
@@ -33,14 +34,14 @@ def wanted(directory: Path) -> Fact | None:
     return None
 
 
-def locate(directory: Path, command: Command, options: Options, seconds: float) -> bool:
-    """Re-run and append the located fact to the run's own. Returns whether the operation was found."""
+def locate(directory: Path, command: Command, options: Options, seconds: float) -> str | None:
+    """Re-run and append the located fact to the run's own. Returns operation and line, ``None`` if none was met."""
     from osler.cli.supervisor import environment
     from osler.store import files
 
     target = wanted(directory)
     if target is None or target.get("line_by") == "re-run":
-        return False
+        return None
     place = directory / "locate"
     place.mkdir(exist_ok=True)
     files.write_json(place / "run.json", {"schema": 1, "id": "locate", "command": list(command.shown), "cwd": os.getcwd()})
@@ -64,14 +65,15 @@ def locate(directory: Path, command: Command, options: Options, seconds: float) 
             child.wait()
     found = found or answer(place)
     if found is None:
-        return False
+        return None
     for facts in sorted(directory.glob("rank-*/facts.jsonl"))[:1]:
         with facts.open("a", encoding="utf-8") as out:
             out.write(json.dumps(found) + "\n")
-    return True
+    fact = Fact.from_json(found)
+    return f"{fact.get('op')} at {fact.at}"
 
 
-def answer(place: Path) -> dict[str, object] | None:
+def answer(place: Path) -> dict[str, Any] | None:
     """The fact that the armed run wrote, once it is there."""
     for path in place.glob("rank-*/facts.jsonl"):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

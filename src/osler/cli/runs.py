@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,14 @@ def root(directory: Path | None) -> Path:
     """The folder to look into."""
     from osler.store import runs
 
-    return directory if directory is not None else runs.default_root(Path.cwd(), create=False)
+    if directory is not None:
+        return directory
+    usual = runs.default_root(Path.cwd(), create=False)
+    if usual.is_dir() or os.environ.get("OSLER_DIR"):
+        return usual
+    # Runs lie beside their script; from a folder above, the newest place with runs is meant.
+    places = [p for depth in ("*", "*/*", "*/*/*") for p in Path.cwd().glob(f"{depth}/{usual.name}") if p.is_dir()]
+    return max(places, key=lambda p: p.stat().st_mtime, default=usual)
 
 
 def main(args: argparse.Namespace) -> int:

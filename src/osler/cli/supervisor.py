@@ -68,7 +68,9 @@ def locate_again(directory: Path, command: Command, options: Options, follower: 
         if wanted(directory) is not None:
             if not options.quiet:
                 say.say("osler: running the script once more, armed at the step where a value went wrong (--locate)")
-            locate(directory, command, options, ended.seconds)
+            found = locate(directory, command, options, ended.seconds)
+            if not options.quiet:
+                say.say(f"osler: the second run {'names' if found is not None else 'met no'} the operation" + (f": {found}" if found else ""))
     except Exception:
         follower.trouble("locating failed")
 

@@ -147,7 +147,7 @@ def overhead(window: Window) -> dict[str, Any]:
     return {"fraction": float(timed["own_time"].sum()) / total if total > 0 else None,
             "budget": float(budget) if isinstance(budget, int | float) else None,
             "startup_s": (max(known) if known else 0.0) + own if known or len(first) else None,
-            "steps": len(timed)}
+            "steps": len(timed), "seconds": total}
 
 
 def merge(verdicts: Sequence[Verdict]) -> Verdict:

@@ -92,9 +92,11 @@ def curve(series: dict[str, Any], names: Sequence[str], *, title: str, span: Seq
     lost = min((c["nonfinite"]["first_step"] for c in curves if c["nonfinite"]["count"]), default=None)
     if lost is not None:
         x = (lost - first) / width
-        shapes.append(f'<rect class="span" x="{SIZE * x:.1f}" y="0" width="{SIZE * (1 - x):.1f}" height="{SIZE}"/>')
+        good = next(c["nonfinite"] for c in curves if c["nonfinite"]["count"] and c["nonfinite"]["first_step"] == lost)
+        if good.get("for_good", True):
+            shapes.append(f'<rect class="span" x="{SIZE * x:.1f}" y="0" width="{SIZE * (1 - x):.1f}" height="{SIZE}"/>')
         shapes.append(f'<line class="lost" x1="{SIZE * x:.1f}" x2="{SIZE * x:.1f}" y1="0" y2="{SIZE}"/>')
-        labels.append(f'<span class="tag at{" left" if x > .5 else ""}" style="left:{100 * x:.1f}%">not finite from step {lost}</span>')
+        labels.append(f'<span class="tag at{" left" if x > .5 else ""}" style="left:{100 * x:.1f}%">{words.lost(good)}</span>')
     told = "; ".join(f"{c['label']} from {words.figure(c['first'])} to {words.figure(c['last'])}, "
                      f"between {words.figure(min(c['min']))} and {words.figure(max(c['max']))}" for c in curves)
     label = f"{title}: {told}. Steps {first} to {last}. Arrow keys read values."

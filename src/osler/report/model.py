@@ -98,6 +98,7 @@ def run_info(window: Window, directory: str) -> dict[str, Any]:
         "id": run.get("id") or run.get("run"), "script": paths.relative(str(main), directory) if main else None,
         "command": " ".join(paths.shorten(str(w), directory) for w in words), "directory": Path(directory).as_posix(),
         "started": run.get("started"), "seconds": seconds, "steps": window.n_steps, "rank": window.rank,
+        "guarded": max((int(f.get("skipped", 0)) for f in window.facts("guarded")), default=0),
         "ranks": run.get("ranks") or run.get("world_size"),
         "torch": run.get("torch") or (attached.get("torch") if attached else None),
         "python": run.get("python") or (attached.get("python") if attached else None), "device": run.get("device"),
@@ -110,7 +111,10 @@ def sentence(window: Window, verdict: Verdict, findings: Sequence[Finding]) -> d
     own = [f for f in findings if f.explained_by is None]
     loud = [f for f in own if f.severity in LOUD]
     steps = f"{window.n_steps:,} step{'s' if window.n_steps != 1 else ''}".replace(",", " ")
-    if loud:
+    ended = window.last("exception")
+    if window.n_steps == 0 and not own and window.final and ended is not None:
+        state, text = "unjudged", f"nothing was trained: {ended.get('type', 'an exception')} before the first step"
+    elif loud:
         state, text = "fault", f"{len(loud)} fault{'s' if len(loud) > 1 else ''} found in {steps}"
     elif not verdict.checked and verdict.not_checked and not findings:
         state, text = "unjudged", f"no judgement: nothing could be checked in {steps}"

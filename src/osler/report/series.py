@@ -85,7 +85,8 @@ def pack(spec: Spec, x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS, lost_
             "min": rounded(kept_y[p].min() for p in parts), "mean": rounded(kept_y[p].mean() for p in parts),
             "max": rounded(kept_y[p].max() for p in parts),
             "first": number(kept_y[0]) if len(kept_y) else None, "last": number(kept_y[-1]) if len(kept_y) else None,
-            "nonfinite": {"count": len(lost), "first_step": int(lost[0]) if len(lost) else None,
+            "nonfinite": {"count": len(lost), "for_good": bool(len(lost)) and not (finite & (np.asarray(x) > lost[0])).any(),
+                          "first_step": int(lost[0]) if len(lost) else None,
                           "last_step": int(lost[-1]) if len(lost) else None}}
 
 

@@ -187,6 +187,8 @@ class Screen:
             grid.add_row("" if i else "unchecked", f"{some}: {why}")
         if len(reasons) > REASONS:
             grid.add_row("", f"{sum(len(r) for _, r in reasons[REASONS:])} more, for {len(reasons) - REASONS} other reasons")
+        if model["run"].get("guarded"):
+            grid.add_row("guard", words.guarded(model["run"]["guarded"]))
         price = words.cost(model["overhead"])
         if price:
             grid.add_row("cost", price)
@@ -207,6 +209,6 @@ class Screen:
                 text.append("to")
             text.append(f" {words.figure(curve['last'])} {label}")
             if curve["nonfinite"]["count"]:
-                text.append(f", not finite from step {curve['nonfinite']['first_step']}", "red")
+                text.append(f", {words.lost(curve['nonfinite'])}", "red")
             rows.append(text)
         return rows

@@ -54,12 +54,33 @@ def span(when: dict[str, Any]) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
+def guarded(skipped: int) -> str:
+    """What ``--guard`` did."""
+    return f"skipped {skipped} step{'s' if skipped != 1 else ''} whose loss or gradient was not finite"
+
+
+def lost(nonfinite: dict[str, Any]) -> str:
+    """A curve that ended in NaN, or that met some on the way."""
+    first, count = nonfinite["first_step"], nonfinite["count"]
+    if nonfinite.get("for_good", True):
+        return f"not finite from step {first}"
+    return f"not finite at {count} step{'s' if count > 1 else ''}, first {first}"
+
+
+SHORT_SECONDS = 60.0
+"""Below this, the samples that every run gets may weigh more than the budget."""
+
+
 def cost(overhead: dict[str, Any]) -> str:
     """What osler took, as far as it was measured."""
     fraction, budget, startup = overhead.get("fraction"), overhead.get("budget"), overhead.get("startup_s")
     parts = []
     if fraction is not None:
-        parts.append(f"{share(fraction)} of the step time" + (f" (budget {share(budget)})" if budget is not None else ""))
+        limit = f"budget {share(budget)}" if budget is not None else ""
+        length = overhead.get("seconds")
+        if budget is not None and length is not None and fraction > 1.25 * budget and length < SHORT_SECONDS:
+            limit += f"; {seconds(length)} of training is too short to stay inside"
+        parts.append(f"{share(fraction)} of the step time" + (f" ({limit})" if limit else ""))
     if startup:
         parts.append(f"{seconds(startup)} at the start")
     return " and ".join(parts)

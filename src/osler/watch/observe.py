@@ -208,6 +208,8 @@ class Observer:
         key = registry.module_id(module)
         seen = phase.roots.get(key)
         if seen is not None:
+            if torch.is_grad_enabled() and not seen["grad"]:
+                return
             seen["forwards"] += 1
             phase.forwards += 1
         elif self._is_root(module):

@@ -55,7 +55,7 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
         if found is not None:
             yield found
         else:
-            yield NotChecked("train-val-overlap", "row fingerprints of a training and a validation loader are needed")
+            yield NotChecked("train-val-overlap", "no training and validation DataLoader was seen whose rows could be compared")
         return
     parts = [one_pass(rows, i) for i in training]
     seen = np.unique(np.concatenate([rows[rows["loader"] == i]["hash"] for i in training]))

@@ -38,7 +38,8 @@ def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_de
     seen = profile(window)
     line = curve(window)
     if seen is None or line is None or len(seen.steps) < min_samples or len(seen.uids) < min_depth:
-        yield NotChecked("vanishing-gradients", f"needs the loss and {min_samples} samples of a stack of {min_depth} weight matrices")
+        yield NotChecked("vanishing-gradients", f"the model has fewer than {min_depth} stacked weight matrices" if seen is not None and len(seen.uids) < min_depth
+                         else f"fewer than {min_samples} samples of the gradients of {min_depth} stacked weight matrices")
         return
     late = seen.rms[len(seen.steps) // 2:]
     found = float(np.median(seen.ends(late)))

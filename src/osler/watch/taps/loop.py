@@ -172,7 +172,7 @@ class Training:
             for parameter in loop.parameters():
                 parameter.grad = None
             self.skipped += 1
-            if self.skipped & (self.skipped - 1) == 0:
+            if self.skipped < 8 or self.skipped & (self.skipped - 1) == 0:
                 session.fact("guarded", loop.at, optimizer=loop.index, skipped=self.skipped)
 
     @quiet
@@ -297,6 +297,8 @@ class Training:
             return
         self.lane.leave()
         self.stop_trace()
+        if self.skipped:
+            self.session.fact("guarded", None, optimizer=0, skipped=self.skipped)
         self.write_cycle()
         self.backwards.finish()
 
