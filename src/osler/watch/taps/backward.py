@@ -10,7 +10,7 @@ import torch
 
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible, passing
-from osler.watch.readout import finite
+from osler.watch.readout import light
 from osler.watch.session import Session
 
 
@@ -52,11 +52,6 @@ def install(session: Session, backwards: Backwards) -> None:
     full = invisible(passing(backward))
     torch.autograd.backward = full
 
-    losses = backwards.training.lane.losses
-
-    def quick(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if finite(tensors, losses):
-            return original(tensors, *args, **kwargs)
-        return full(tensors, *args, **kwargs)
-
-    backwards.training.lane.register(torch.autograd, "backward", full, invisible(passing(quick)))
+    lane = backwards.training.lane
+    quick = light(original, full, lane.losses)
+    lane.register(torch.autograd, "backward", full, invisible(passing(quick)))
