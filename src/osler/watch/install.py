@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def _exceptions(session: Session) -> None:
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         try:
-            trace = without_own_frames(trace, own)
+            trace = without_hook_frames(without_own_frames(trace, own))
             value.__traceback__ = trace
             _record(session, kind, value, trace)
         except Exception:
@@ -98,6 +99,28 @@ def without_own_frames(trace: TracebackType | None, own: str) -> TracebackType |
             here.tb_next = here.tb_next.tb_next
         else:
             here = here.tb_next
+    return trace
+
+
+def without_hook_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Module calls as they look without hooks: while one of ours is attached, torch goes through an inner function."""
+    here, before = trace, None
+    while here is not None and here.tb_next is not None:
+        code, inner = here.tb_frame.f_code, here.tb_next.tb_frame.f_code
+        module = here.tb_frame.f_locals.get("self")
+        plain = inner.co_name == "inner" and code.co_name == "_call_impl" and inner.co_filename == code.co_filename
+        if plain and not (getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
+                          or getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None)):
+            call = next((i for i in dis.get_instructions(code) if i.opname == "CALL_FUNCTION_EX"), None)
+            line = getattr(getattr(call, "positions", None), "lineno", None)  # from Python 3.11 on
+            if call is not None and line is not None:
+                shown = TracebackType(here.tb_next.tb_next, here.tb_frame, call.offset, line)
+                if before is None:
+                    trace = shown
+                else:
+                    before.tb_next = shown
+                here = shown
+        before, here = here, here.tb_next
     return trace
 
 
