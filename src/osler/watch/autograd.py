@@ -61,7 +61,7 @@ class Backwards:
         self.criteria: Any = None
         self.poll_next = 0.0
         self.before_snapshot: Callable[[], None] = lambda: None
-        self.reached_count: dict[str, int] = {}
+        self.snapshot_taken = False
 
     @property
     def front(self) -> torch.Tensor | None:
@@ -136,8 +136,8 @@ class Backwards:
             self.lines.learn(key, found, list(self.tracer.node_ops), places)
         if first or new or self.seen_lines[key] <= 2:
             self._write_graph(at, found, uids, optimized)
-        if new or (first and not self.reached_count):
-            self.reached_count[str(key)] = len(uids)
+        if new or (first and not self.snapshot_taken):
+            self.snapshot_taken = True
             self.before_snapshot()
             snapshot.take(session, optimized, self.reached)
             training.observer.look_for_shadows(self.reached)

@@ -104,7 +104,6 @@ class Criteria:
         self.with_grad = 0
         self.train_next = 0
         self.cost = 5e-5
-        self.last_result: Any = None
         self._pad_looks = 0
         self._pad_index: int | None = None
         self._run_looks = 0

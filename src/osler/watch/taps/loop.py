@@ -48,11 +48,9 @@ class Training:
         self.last_end = 0.0
         self.data_wait = 0.0
         self.grad_norm = NAN
-        self.norm_next = 0
         self.arms = 0
         self.trace_until: dict[int, int] = {}
         self.cycle_next = 1
-        self.samples: set[int] = set()
         self.locate_step = int(os.environ.get("OSLER_LOCATE_STEP") or -1)
         self.lane = FastLane(session)
         self.lane.left = self.left_fast
@@ -142,7 +140,7 @@ class Training:
         if self.tracer.armed:
             self.tracer.event("@step", optimizer=loop.index)
         measured = None
-        if early or (session.step >= self.norm_next and session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6)):
+        if early or session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6):
             measured = self.layers.total_norm(loop)
         self.grad_norm = NAN if measured is None else measured
         self._check_gradients(loop, measured)
