@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from osler.watch import nonfinite, snapshot
 from osler.watch.compiler import quiet
 from osler.watch.cycle import Loop
 from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
-from osler.watch.readout import on_cpu, scalar, true
+from osler.watch.readout import DeviceRing, on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import Tracer
 from osler.watch.where import library_line, user_line
@@ -39,6 +40,7 @@ class Backwards:
         self.count = 0
         self.loss = float("nan")
         self.known_loss = False
+        self.ring: DeviceRing | None = None
         self.recent: deque[float] = deque(maxlen=8)
         self.reached: set[int] = set()
         self._front: weakref.ref[torch.Tensor] | None = None
@@ -94,6 +96,8 @@ class Backwards:
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:
             self.loss_nonfinite(roots, value)
         self.recent.append(value)
+        if root.is_cuda and root.numel() == 1:
+            self._queue(root)
         due = self.total >= self.walk_next and (session.budget.allows(self.walk_cost) or self.walk_cost < 3e-3)
         self.risky = []
         if self.tracer.armed or due:
@@ -106,6 +110,19 @@ class Backwards:
         for loop in self.training.active:
             if loop.sentinel is not None or loop.backwards < 64:
                 loop.after_backward()
+
+    def _queue(self, root: torch.Tensor) -> None:
+        """A loss on a device: queued in a ring, and read some steps later, when its copy has arrived by itself."""
+        if self.ring is None:
+            self.ring = DeviceRing(root.device)
+        self.ring.push(self.session.step, root)
+        if self.total & 31:
+            return
+        for step, value in self.ring.take():
+            if not math.isfinite(value) and self.nonfinite_facts < 1:
+                self.nonfinite_facts += 1
+                self.session.fact("nonfinite", user_line(), library_line(), what="loss", value="nan" if value != value else "inf", before_step=False,
+                                  op=None, op_kind="unknown", operand=None, line_by=None, parameters=[], seen_at=step, candidates=self._candidates())
 
     # -- the graph -------------------------------------------------------------------------------------------------
 
