@@ -23,6 +23,7 @@ class FastLane:
         self.depth = 0
         self.counts: dict[int, int] = {}
         self.losses: list[float] = []
+        self.entered: Callable[[], None] = lambda: None
         self.left: Callable[[], None] = lambda: None
         self._swaps: list[tuple[Any, str, Any, Any]] = []
         session.leave_fast = self.leave
@@ -39,8 +40,10 @@ class FastLane:
         for namespace, name, full, quick in self._swaps:
             if getattr(namespace, name) is full:
                 setattr(namespace, name, quick)
+        self.entered()
 
     def leave(self) -> None:
+        """Full wrappers again. Also called in a forked child, where nothing is booked since there is no writer."""
         if not self.session.fast:
             return
         self.session.fast = False

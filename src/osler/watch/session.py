@@ -34,15 +34,19 @@ class Session:
         self.guard = Guard(self.about_self)
         self.registry = Registry()
         self.compiled = False
+        self.half = False
         self.finishers: list[Callable[[], None]] = []
         self.adopt: Callable[[Any], None] = lambda _: None
         self.on_compile: list[Callable[[], None]] = []
         self.leave_fast: Callable[[], None] = lambda: None
+        self.writer: Writer | None = None
+        self.fast = False
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self.writer: Writer | None = None
+        self.writer = None
+        self.leave_fast()
         self.pending: list[Fact] = []
         self.sources: set[str] = set()
         self.t0 = perf_counter()

@@ -28,6 +28,8 @@ from osler.watch.where import construction_line, user_line
 NAN = float("nan")
 FAST_COST = 11e-6
 """Seconds a merely counted step costs (wrappers, counters, finiteness), as bench/overhead found it on a 250 µs step."""
+PLAIN = frozenset(getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))
+"""Optimizers whose step neither calls another step nor enters ``no_grad``: in the fast lane one hook is enough to count them."""
 DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho")
 
 
@@ -53,7 +55,6 @@ class Training:
         self.cycle_next = 1
         self.locate_step = int(os.environ.get("OSLER_LOCATE_STEP") or -1)
         self.lane = FastLane(session)
-        self.lane.left = self.left_fast
         self.skipped = 0
         self.window = 0
         self.cycle_cost = 0.0
@@ -70,6 +71,7 @@ class Training:
         session.open()
         if session.writer is None:
             return
+        session.leave_fast()
         at = construction_line(optimizer)
         uids = [session.registry.uid(p) for group in optimizer.param_groups for p in group["params"]]
         loop = Loop(len(self.loops), weakref.ref(optimizer), at, uids)
@@ -385,15 +387,27 @@ def install(training: Training) -> None:
         except Exception:
             session.guard.failed("step")
 
-    handles = [register_optimizer_step_pre_hook(invisible(pre)), register_optimizer_step_post_hook(invisible(post))]
+    before, after = invisible(pre), invisible(post)
+    handles = {"before": register_optimizer_step_pre_hook(before), "after": register_optimizer_step_post_hook(after)}
+
+    def lighten() -> None:
+        if all(type(loop.ref()) in PLAIN for loop in training.live()):
+            handles.pop("before").remove()
+
+    def restore() -> None:
+        if "before" not in handles:
+            handles["before"] = register_optimizer_step_pre_hook(before)
+        training.left_fast()
+
+    lane.entered, lane.left = lighten, restore
 
     def for_dynamo() -> None:
         """From now on Dynamo is loaded anyway: its own decorator keeps hooks out of compiled optimizers without a break."""
+        nonlocal before
         lane.leave()
-        for handle in handles:
+        for handle in handles.values():
             handle.remove()
-        disable = torch.compiler.disable
-        register_optimizer_step_pre_hook(disable(pre))
-        register_optimizer_step_post_hook(disable(post))
+        before = torch.compiler.disable(pre)
+        handles.update(before=register_optimizer_step_pre_hook(before), after=register_optimizer_step_post_hook(torch.compiler.disable(post)))
 
     session.on_compile.append(for_dynamo)
