@@ -5,6 +5,7 @@ each (function, line), then on sampled ones; validation calls always leave a row
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch import nn
 
 from osler.core.facts import Location
 from osler.watch.compiler import quiet
+from osler.watch.courier import LIMIT
 from osler.watch.graph import chain, maker
 from osler.watch.observe import Observer
+from osler.watch.operands import spread
 from osler.watch.readout import on_cpu, scalar, true
 from osler.watch.session import Session
+from osler.watch.tallies import Tally
 from osler.watch.where import is_user, user_line
 
 CLASSIFICATION = frozenset(("cross_entropy", "nll_loss", "multi_margin_loss"))
@@ -41,25 +45,72 @@ class Criterion:
         self.target_min, self.target_max = float("inf"), float("-inf")
         self.classes: set[int] = set()
         self.ignored = self.counted = self.padded = 0
+        self.numbers: dict[str, float] = {}
         self.value_min = float("inf")
         self.value_max = float("-inf")
+        self.tally = Tally()
 
     def mark(self, key: str, value: bool) -> None:
         pair = self.shares.setdefault(key, [0, 0])
         pair[0] += int(value)
         pair[1] += 1
 
+    def figures(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Sums over all sampled targets, and the spread of predictions in the first and the newest sampled call."""
+        numbers = self.numbers
+        made = spread(x)
+        if made is not None:
+            self.info.setdefault("prediction_first", made)
+            self.info["prediction_last"] = made
+        std, mean = torch.std_mean(y, unbiased=False)
+        m, n = scalar(mean), y.numel()
+        for key, value in (("n", float(n)), ("sum", m * n), ("squares", (scalar(std) ** 2 + m * m) * n), ("below_zero", scalar((y < -1e-6).sum())),
+                           ("above_one", scalar((y > 1 + 1e-6).sum())), ("below_minus_one", scalar((y < -1 - 1e-6).sum()))):
+            numbers[key] = numbers.get(key, 0.0) + value
+
+    def target_figures(self) -> dict[str, Any]:
+        n = self.numbers.get("n")
+        if not n:
+            return {}
+        mean = self.numbers["sum"] / n
+        return {"target_mean": mean, "target_std": max(self.numbers["squares"] / n - mean * mean, 0.0) ** 0.5,
+                **{f"target_{key}": self.numbers[key] / n for key in ("below_zero", "above_one", "below_minus_one")}}
+
     def to_json(self) -> dict[str, Any]:
         finite = self.target_min <= self.target_max
         return {"index": self.index, "function": self.function, "built_at": self.built.to_json() if self.built else None, "calls": self.calls, "first_step": self.first_step,
-                "sampled": self.sampled, "phase": self.phase, **self.info, **{k: a / n for k, (a, n) in self.shares.items()},
+                "sampled": self.sampled, "phase": self.phase, **self.info, **self.target_figures(), **{k: a / n for k, (a, n) in self.shares.items()},
                 "target_min": self.target_min if finite else None, "target_max": self.target_max if finite else None,
                 "target_classes": len(self.classes), "target_values": sorted(self.classes)[:20],
                 "ignored_share": self.ignored / self.counted if self.counted else None,
                 "pad_share": self.padded / self.counted if self.counted and "pad" in self.info else None,
                 "value_first": self.value_first, "value_last": self.value_last, "accuracy_first": self.accuracy_first,
                 "accuracy_last": self.accuracy_last, "input_min": self.value_min if self.value_min <= self.value_max else None,
-                "input_max": self.value_max if self.value_min <= self.value_max else None}
+                "input_max": self.value_max if self.value_min <= self.value_max else None, **self.tally.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a criterion: ``step`` and ``t`` are those of the call, ``first`` says that it is the first one looked at."""
+
+    criterion: Criterion
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    phase: int
+    step: int
+    t: float
+    first: bool
+    batch: int
+
+
+def first_rows(value: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """As many first rows of both as may be copied from a device."""
+    if value.numel() <= LIMIT and target.numel() <= LIMIT:
+        return value, target
+    rows = value.shape[0] if value.dim() and target.dim() and value.shape[0] == target.shape[0] else 0
+    keep = LIMIT * rows // max(value.numel(), target.numel(), 1)
+    return (value[:keep], target[:keep]) if keep else (None, None)
 
 
 def positions(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
@@ -142,16 +193,12 @@ class Criteria:
         if self.observer.phase is not None and phase == 1:
             self.observer.phase.criterion_calls += 1
             self.observer.phase.line = self.observer.phase.line or found.at
-        accuracy = float("nan")
         if isinstance(value, torch.Tensor):
-            accuracy = self._look(found, value, target, args, kwargs, result)
-        number = scalar(result) if isinstance(result, torch.Tensor) else float("nan")
-        if found.sampled == 1:
-            found.value_first, found.accuracy_first = number, accuracy
-        found.value_last = number
-        found.accuracy_last = accuracy if accuracy == accuracy else found.accuracy_last
-        session.row("calls", (session.step, session.now(), found.index, phase, value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1,
-                              number, accuracy))
+            found.sampled += 1
+            self._structure(found, value, target, args, kwargs, result)
+        call = Call(found, function, (None, None, *args[2:]), kwargs, phase, session.step, session.now(), found.sampled == 1,
+                    value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1)
+        self._measure(call, value, target, result)
         if grad and self.observer.tracer.armed:
             self.observer.criterion(value, target)
         if found.calls >= found.next_write:
@@ -159,6 +206,35 @@ class Criteria:
             session.fact("criterion", found.at, **found.to_json())
         self.cost = perf_counter() - start
         session.own += self.cost
+
+    def _measure(self, call: Call, value: Any, target: Any, result: Any) -> None:
+        """Figures of one call: now if its tensors are on the host, and from copies of them later if they are not."""
+        given = [v for v in (value, target, result) if isinstance(v, torch.Tensor)]
+        if all(on_cpu(t) for t in given):
+            self._figures(call, value, target, result)
+            return
+        if isinstance(value, torch.Tensor) and isinstance(target, torch.Tensor):
+            value, target = first_rows(value, target)
+        every = {"value": value, "target": target, "result": result}
+        brought = {n: v for n, v in every.items() if isinstance(v, torch.Tensor)}
+        names, rest = list(brought), {n: v for n, v in every.items() if n not in brought}
+        self.session.courier.carry(list(brought.values()), lambda *copies: self._figures(call, **rest, **dict(zip(names, copies, strict=True))))
+
+    @quiet
+    def _figures(self, call: Call, value: Any, target: Any, result: Any) -> None:
+        found, args, kwargs = call.criterion, call.args, call.kwargs
+        accuracy = float("nan")
+        if isinstance(value, torch.Tensor):
+            accuracy = self._look(found, value, target, args, kwargs)
+            if value.numel() <= SIZE_LIMIT:
+                found.tally.look(call.function, value, target, result, kwargs if "weight" in kwargs or len(args) < 3 else {"weight": args[2], **kwargs},
+                                 found.info.get("ignore_index") or -100)
+        number = scalar(result) if isinstance(result, torch.Tensor) else float("nan")
+        if call.first:
+            found.value_first, found.accuracy_first = number, accuracy
+        found.value_last = number
+        found.accuracy_last = accuracy if accuracy == accuracy else found.accuracy_last
+        self.session.row("calls", (call.step, call.t, found.index, call.phase, call.batch, number, accuracy))
 
     @staticmethod
     def _key(function: str, phase: int) -> tuple[str, Any, int, int]:
@@ -178,18 +254,19 @@ class Criteria:
             frame = frame.f_back
         return None
 
-    def _look(self, found: Criterion, value: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
-        found.sampled += 1
+    def _structure(self, found: Criterion, value: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if found.sampled <= 2:
             found.info.update(
                 input={"shape": list(value.shape), "dtype": _dtype(value), "requires_grad": value.requires_grad},
-                target={"shape": list(target.shape), "dtype": _dtype(target)} if isinstance(target, torch.Tensor) else None,
+                target={"shape": list(target.shape), "dtype": _dtype(target), "requires_grad": target.requires_grad} if isinstance(target, torch.Tensor) else None,
                 reduction=kwargs.get("reduction", "mean"), ignore_index=kwargs.get("ignore_index"), weight=isinstance(kwargs.get("weight"), torch.Tensor)
                 or (len(args) > 2 and isinstance(args[2], torch.Tensor)), label_smoothing=kwargs.get("label_smoothing"), log_target=kwargs.get("log_target"),
                 input_op=maker(value.grad_fn) if value.grad_fn is not None else None,
                 input_chain=chain(value.grad_fn) if value.grad_fn is not None else [], result_numel=result.numel() if isinstance(result, torch.Tensor) else None)
             if isinstance(kwargs.get("pos_weight"), torch.Tensor):
                 found.info["pos_weight"] = True
+
+    def _look(self, found: Criterion, value: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         if not on_cpu(value) or value.numel() == 0 or value.numel() > SIZE_LIMIT:
             return float("nan")
         accuracy = float("nan")
@@ -221,6 +298,7 @@ class Criteria:
             y = y.float()
             low, high = scalar(y.min()), scalar(y.max())
             found.target_min, found.target_max = min(found.target_min, low), max(found.target_max, high)
+            found.figures(x, y)
             found.mark("target_in_unit", low >= 0 and high <= 1)
             found.mark("target_integers", true((y == y.round()).all()))
             if y.dim() == 2 and y.shape[1] > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -18,8 +19,9 @@ from osler.watch.compiler import passing, quiet
 from osler.watch.observe import Observer
 from osler.watch.readout import array, on_cpu, scalar, true
 from osler.watch.session import Session
+from osler.watch.tallies import sampler_figures
 from osler.watch.trace import tensors_in
-from osler.watch.where import construction_line, is_user, shorten
+from osler.watch.where import construction_line, is_user, shorten, user_location
 
 ROW_CAP = 60_000
 COLUMNS = 256
@@ -60,6 +62,7 @@ class Loaders:
         self.count = 0
         self.batch_next = 0
         self.cost = 1e-4
+        self.passed: Callable[[], None] = lambda: None
 
     @quiet
     def constructed(self, loader: Any) -> None:
@@ -71,7 +74,7 @@ class Loaders:
         self.session.fact("loader", construction_line(loader), index=index, batch_size=loader.batch_size, sampler=type(loader.sampler).__name__,
                           shuffle=type(loader.sampler).__name__ == "RandomSampler", workers=loader.num_workers, drop_last=bool(loader.drop_last),
                           length=_length(loader), rows=_length(dataset), dataset=type(dataset).__name__, dataset_at=_json(_getitem_line(dataset)),
-                          pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), **{"class": type(loader).__name__})
+                          pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), **sampler_figures(loader), **_sharding(loader), **{"class": type(loader).__name__})
         if len(self.observer.loaders) < 8:
             self.observer.loaders.append((index, weakref.ref(loader)))
 
@@ -84,6 +87,11 @@ class Loaders:
         entry.passes += 1
         self.iterators[iterator] = Pass(entry, entry.passes)
         self.iterators[iterator].step = self.session.step
+        number = entry.passes
+        if number <= 3 or number & (number - 1) == 0:
+            at, up = user_location()
+            self.session.fact("loader-begin", at, loader=entry.index, pass_=number, grad=torch.is_grad_enabled() and self.observer.phase is None,
+                              epochs=_epochs(loader), up=[place.to_json() for place in up])
 
     @quiet
     def served(self, iterator: Any, batch: Any, wait: float) -> None:
@@ -169,6 +177,8 @@ class Loaders:
             session.fact("loader-pass", None, loader=run.loader.index, pass_=number, phase=run.phase, batches=run.batches, rows=run.rows, wait=run.wait,
                          first_size=run.first_size, last_size=run.last_size, row_set=str(run.row_set), label_hash=str(run.label_hash), hashed=run.hashed,
                          began_at_step=run.step)
+        if session.step:
+            self.passed()
 
 
 from osler.core.signals import ROWS as _ROWS_STREAM  # noqa: E402
@@ -218,6 +228,26 @@ def _length(thing: Any) -> int | None:
 
 def _json(at: Location | None) -> Any:
     return at.to_json() if at is not None else None
+
+
+def _told_epochs(loader: Any) -> list[tuple[str, Any]]:
+    """The parts of a loader that have to be told the epoch."""
+    parts = (("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler), ("dataset", loader.dataset))
+    return [(name, part) for name, part in parts if callable(getattr(type(part), "set_epoch", None))]
+
+
+def _epochs(loader: Any) -> dict[str, int]:
+    """What those parts believe the epoch to be."""
+    found = {name: getattr(part, "epoch", None) for name, part in _told_epochs(loader)}
+    return {name: epoch for name, epoch in found.items() if isinstance(epoch, int)}
+
+
+def _sharding(loader: Any) -> dict[str, Any]:
+    """What the sampler was told of the other ranks, as far as it keeps that in attributes of the usual names."""
+    sampler = loader.sampler
+    row = {"replicas": getattr(sampler, "num_replicas", None), "sampler_rank": getattr(sampler, "rank", None), "sampler_shuffle": getattr(sampler, "shuffle", None)}
+    plain = {name: value for name, value in row.items() if isinstance(value, int)}
+    return {**plain, "set_epoch": [name for name, _ in _told_epochs(loader)], "iterable": isinstance(loader.dataset, torch.utils.data.IterableDataset)}
 
 
 def _getitem_line(dataset: Any) -> Location | None:
