@@ -12,9 +12,20 @@ from osler.core.errors import UsageError
 from osler.core.rule import Rule
 from osler.diagnose.meanings import BY_GROUP, GROUP, MEANINGS
 from osler.rules.data import (
+    class_imbalance_metric,
     drop_last_data_loss,
+    group_leak,
     no_shuffle_sorted,
+    preprocessing_leak,
+    target_leak_feature,
+    temporal_leak,
     train_val_overlap,
+)
+from osler.rules.distributed import (
+    ddp_no_sampler,
+    ddp_params_unsynced,
+    ddp_set_epoch_missing,
+    ddp_unused_parameters,
 )
 from osler.rules.evaluation import (
     early_stop_misconfigured,
@@ -23,6 +34,11 @@ from osler.rules.evaluation import (
     train_mode_not_restored,
     val_augmented,
     val_preprocessing_mismatch,
+)
+from osler.rules.memory import (
+    loss_graph_retained,
+    no_grad_missing,
+    python_memory_leak,
 )
 from osler.rules.numerics import (
     division_by_zero,
@@ -33,16 +49,34 @@ from osler.rules.numerics import (
     singular_gradient,
 )
 from osler.rules.optimization import (
+    class_weighting,
     loss_diverged,
     loss_plateau,
+    loss_sign,
+    lr_schedule,
     lr_too_high,
     lr_too_low,
+)
+from osler.rules.precision import (
+    amp_scaler_not_updated,
+    amp_unscale_missing,
+    fp16_overflow,
+    fp16_underflow,
+    low_precision_updates_lost,
 )
 from osler.rules.signal import (
     bad_init,
     dead_units,
     exploding_gradients,
+    input_scale,
+    output_range,
+    target_scale,
     vanishing_gradients,
+)
+from osler.rules.throughput import (
+    no_workers,
+    per_step_sync,
+    slow_dataset,
 )
 from osler.rules.wiring import (
     attention_mask,
@@ -81,14 +115,24 @@ RULES: tuple[Rule, ...] = (
     division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
     singular_gradient.check,
     # data
-    drop_last_data_loss.check, no_shuffle_sorted.check, train_val_overlap.check,
+    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, no_shuffle_sorted.check,
+    preprocessing_leak.check, target_leak_feature.check, temporal_leak.check, train_val_overlap.check,
     # evaluation
     early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check,
     train_mode_not_restored.check, val_augmented.check, val_preprocessing_mismatch.check,
+    # distributed
+    ddp_no_sampler.check, ddp_params_unsynced.check, ddp_set_epoch_missing.check, ddp_unused_parameters.check,
     # optimization
-    loss_diverged.check, loss_plateau.check, lr_too_high.check, lr_too_low.check,
+    class_weighting.check,
+    loss_diverged.check, loss_plateau.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check,
     # signal
-    bad_init.check, dead_units.check, exploding_gradients.check, vanishing_gradients.check,
+    bad_init.check, dead_units.check, exploding_gradients.check, input_scale.check, output_range.check,
+    target_scale.check, vanishing_gradients.check,
+    # precision
+    amp_scaler_not_updated.check, amp_unscale_missing.check, fp16_overflow.check, fp16_underflow.check,
+    low_precision_updates_lost.check,
+    # memory and throughput
+    loss_graph_retained.check, no_grad_missing.check, python_memory_leak.check, no_workers.check, per_step_sync.check, slow_dataset.check,
 )
 
 

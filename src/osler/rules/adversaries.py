@@ -1,0 +1,186 @@
+"""Objectives that only make sense together: generator and discriminator, actor and critic, positives and negatives."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osler.core.facts import Location
+from osler.core.window import Window
+from osler.rules import script
+from osler.rules.objective import Expander, Objective, Place, Term
+from osler.rules.terms import base
+
+JUDGE = re.compile(r"^(d|disc|discriminator|critic|netd|d_net|dis|dnet|score_net|d_model)$", re.I)
+CRITIC = re.compile(r"^(q\d?|critic\d?|qf\d?|q_?net\d?|critic_?net\d?|q_?func(tion)?|value_?net)$", re.I)
+ACTOR = re.compile(r"actor|policy|^pi$|^mu$|^act|new_action|pred_action|pi_action", re.I)
+FAKE = re.compile(r"fake|gen|^g$|netg|^x_?hat$|synth|sample|^g_", re.I)
+REAL = re.compile(r"real|^x$|^xb$|data|true|batch|imgs?$|^images$", re.I)
+ONES, ZEROS = re.compile(r"ones|real_label|valid|^real$|true_label|^one|label_real|real_target", re.I), re.compile(r"zeros|fake_label|^fake$|^zero|label_fake|fake_target", re.I)
+POSITIVE, NEGATIVE = re.compile(r"(^|_)(pos(itive)?|p|ap|chosen|win(ner)?|good|w)(_|$|\d)|positive", re.I), re.compile(r"(^|_)(neg(ative)?|n|an|rejected|lose(r)?|bad|l)(_|$|\d)|negative", re.I)
+DISTANCE = re.compile(r"dist|norm|^d_|^d[pn]$|pow|square|cdist|euclid", re.I)
+SIMILAR = re.compile(r"sim|cos|score|dot|logit|reward|^s_|rank|logp|utility", re.I)
+
+
+@dataclass(frozen=True)
+class Push:
+    """What an objective does to a judge's output for one input: +1 if minimising raises it."""
+
+    judge: str
+    argument: str
+    way: int
+    at: Location
+
+
+def wrong(window: Window, expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """``(title, fix, line, evidence)`` of the first objective that works against its own purpose."""
+    return actor(expander, found) or pairs(expander, found) or generator(expander, found)
+
+
+def argument_text(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> str:
+    """Names an argument is made of, a few assignments back."""
+    words = script.words(node)
+    for n in ast.walk(node):
+        if depth and isinstance(n, ast.Name):
+            for inner, where, _ in expander.expand(n.id, place) or ():
+                words |= set(argument_text(expander, inner, where, depth - 1).split())
+    return " ".join(sorted(words))
+
+
+def judged(term: Term, pattern: re.Pattern[str]) -> ast.Call | None:
+    node = term.node
+    if isinstance(node, ast.Call) and (name := script.dotted(node.func) or "") and pattern.search(name.rsplit(".", 1)[-1]) and node.args:
+        return node
+    return None
+
+
+def actor(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """An actor that minimises the value its critic gives to its own actions."""
+    for objective in found:
+        others = [t for t in objective.terms if not isinstance(t.node, ast.Constant)]
+        for term in objective.terms:
+            node = judged(term, CRITIC)
+            if node is None or term.sign < 0 or term.factors or any(isinstance(t.node, ast.BinOp) for t in others):
+                continue
+            acts = " ".join(argument_text(expander, a, term.place) for a in node.args)
+            learned = [w for w in acts.split() if ACTOR.search(w)]
+            if learned and not re.search(r"target|next|detach|no_grad", acts) and len([t for t in others if judged(t, CRITIC)]) <= 2 and all(t.sign > 0 for t in others if judged(t, CRITIC)):
+                return ("The actor minimises the value of its own actions", "Minimise -critic(state, actor(state)).mean().", term.at,
+                        f"the actor's objective rises with `{ast.unparse(node)[:80]}`")
+    return None
+
+
+def pairs(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """A margin or ranking loss in which what belongs together and what does not have changed places."""
+    for objective in found:
+        sides: dict[str, list[Term]] = {"positive": [], "negative": []}
+        for term in objective.terms:
+            if not {"relu", "clamp", "softplus", "logsigmoid", "sigmoid", "clamp_min", "maximum", "max", "exp"} & set(term.through):
+                continue
+            words = names_of(expander, term)
+            positive, negative = any(POSITIVE.search(w) for w in words), any(NEGATIVE.search(w) for w in words)
+            if positive != negative:
+                sides["positive" if positive else "negative"].append(term)
+        if len(sides["positive"]) == 1 == len(sides["negative"]):
+            plus, minus = sides["positive"][0], sides["negative"][0]
+            if plus.sign == minus.sign or plus.through[-1:] == ("logsumexp",):
+                continue
+            kind = closeness(expander, plus)
+            if kind is not None and plus.sign != kind:
+                what = "distance" if kind > 0 else "score"
+                return (f"Positives and negatives have changed places: the loss {'falls' if plus.sign < 0 else 'rises'} with the {what} of positives",
+                        "The loss must rise with the distance of positives (fall with their score), and the other way round for negatives.", Location(plus.place.file, plus.node.lineno),
+                        f"`{ast.unparse(plus.node)[:70]}` enters with {'minus' if plus.sign < 0 else 'plus'}, `{ast.unparse(minus.node)[:70]}` with {'minus' if minus.sign < 0 else 'plus'}")
+    return None
+
+
+def names_of(expander: Expander, term: Term) -> set[str]:
+    return {w for w in (*script.words(term.node), *term.trail[-2:]) if not re.fullmatch(r"p|torch|F|n|w|l|dim|keepdim|_?norm", w)}
+
+
+def closeness(expander: Expander, term: Term) -> int | None:
+    """+1 if a term is a distance, -1 if it is a similarity or score."""
+    words = set(script.words(term.node)) | set(term.trail[-2:])
+    if any(SIMILAR.search(w) for w in words if w in term.trail):
+        return -1
+    if any(DISTANCE.search(w) for w in words):
+        return 1
+    if isinstance(term.node, ast.BinOp) and isinstance(term.node.op, ast.Pow):
+        return 1
+    if any(SIMILAR.search(w) for w in words) or term.factors or (isinstance(term.node, ast.BinOp) and isinstance(term.node.op, ast.MatMult)):
+        return -1
+    return None
+
+
+def judge_name(term: Term, node: ast.Call | None = None) -> str:
+    made = node if node is not None else judged(term, JUDGE)
+    return (script.dotted(made.func) or "").rsplit(".", 1)[-1].lower() if made is not None else ""
+
+
+def aim(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> int | None:
+    """+1 for a target of ones, -1 for one of zeros."""
+    if isinstance(node, ast.Call):
+        name = script.call_name(node)
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1
+        if name in ("zeros", "zeros_like", "new_zeros"):
+            return -1
+        if name in ("full", "full_like") and len(node.args) > 1:
+            return aim(expander, node.args[1], place, depth)
+        return aim(expander, node.func.value, place, depth) if isinstance(node.func, ast.Attribute) and depth else None
+    value = script.constant(expander.window, place.file, node, place.before)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return 1 if value > 0.5 else -1
+    name = script.dotted(node) or ""
+    for inner, where, _ in (expander.expand(name, place) or ()) if name and depth else ():
+        found = aim(expander, inner, where, depth - 1)
+        if found is not None:
+            return found
+    short = name.rsplit(".", 1)[-1]
+    return 1 if ONES.search(short) else -1 if ZEROS.search(short) else None
+
+
+def pushes(expander: Expander, objective: Objective) -> list[Push]:
+    found = []
+    for term in objective.terms:
+        node, way = judged(term, JUDGE), -term.sign
+        if node is None and isinstance(term.node, ast.Call) and term.node.args:
+            inner = term.node.args[0]
+            place = term.place
+            leaf = next((t for t in expander.walk(inner, place, depth=6) if judged(t, JUDGE) is not None), None)
+            level = aim(expander, term.node.args[1], place) if len(term.node.args) > 1 else None
+            if script.call_name(term.node) == "log":
+                leaf = next((t for t in expander.walk(ast.parse(base(term.node), mode="eval").body, place, depth=6) if judged(t, JUDGE) is not None), None)
+                if leaf is not None:
+                    found.append(Push(judge_name(leaf), argument_text(expander, judged(leaf, JUDGE).args[0], leaf.place), -term.sign * leaf.sign, term.at))  # type: ignore[union-attr]
+                continue
+            if leaf is None or level is None or not re.search(r"bce|loss|crit|binary_cross|mse|adv", ast.unparse(term.node.func), re.I):
+                continue
+            node, way = judged(leaf, JUDGE), level * term.sign
+        if node is not None:
+            found.append(Push(judge_name(term, node), argument_text(expander, node.args[0], term.place), way, term.at))
+    return found
+
+
+def generator(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """The generator pushes its fakes the way the discriminator pushes them too."""
+    every = [pushes(expander, o) for o in found]
+    for both in every:
+        fake = [p for p in both if any(FAKE.search(w) for w in p.argument.split())]
+        real = [p for p in both if p not in fake]
+        if len(fake) != 1 or not real or len({p.way for p in real}) != 1:
+            continue
+        if fake[0].way == real[0].way:
+            return ("The discriminator pushes real and generated samples the same way", "Give real and generated samples opposite targets (or signs).", fake[0].at,
+                    "real and generated samples enter its objective with the same sign")
+        for other in every:
+            if other is both or len(other) != 1 or other[0].judge != fake[0].judge or not any(FAKE.search(w) for w in other[0].argument.split()):
+                continue
+            if other[0].way == fake[0].way:
+                usual = fake[0].way < 0
+                at = other[0].at if usual else fake[0].at
+                return ("Generator and discriminator push the scores of generated samples the same way", "The generator must raise what the discriminator lowers: give one of them the other sign (or target).",
+                        at, f"both objectives {'lower' if fake[0].way < 0 else 'raise'} the score of generated samples")
+    return None

@@ -1,0 +1,464 @@
+"""What a script minimises: the expression before ``backward()``, taken apart into terms with the sign of their influence.
+
+The text is expanded through assignments, the user's own functions and loss classes, lists that are appended to and
+comprehensions. Only functions that grow with their argument are looked through, so a sign says whether the objective rises
+(+1) or falls (-1) with the term. Not here: what the terms mean (``terms.py``). Standard library only; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from osler.core.facts import Location
+from osler.core.window import Window
+from osler.rules import script
+
+LINEAR = frozenset(("detach", "item", "mean", "sum", "nanmean", "nansum", "squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "to", "clone", "contiguous", "scale", "double", "cat", "stack",
+                    "concat", "expand", "expand_as", "gather", "masked_select", "select", "index_select", "transpose", "permute", "tensor", "cpu", "cuda", "diag", "diagonal", "cumsum", "t",
+                    "fsum", "take_along_dim", "average", "as_tensor", "nan_to_num", "values"))
+GROWING = frozenset(("relu", "softplus", "exp", "log", "log1p", "expm1", "sqrt", "sigmoid", "tanh", "logsigmoid", "clamp", "clamp_min", "clip", "max", "min", "amax", "amin",
+                     "maximum", "minimum", "logsumexp", "median", "quantile", "topk", "clamp_max", "where", "leaky_relu", "hinge"))
+LIBRARIES = frozenset(("torch", "F", "nn", "np", "functional", "optim", "distributions", "special", "linalg", "math", "jnp", "numpy"))
+NO_GRADIENT = frozenset(("detach", "item", "numpy", "tolist"))
+SCALARS = re.compile(r"^(alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|ratio|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
+                     r"|coef|lambda|weight$|_w$|^w_|beta|alpha|scale$|ramp|anneal|_lam$|^lam_|^lam\d?$|_c\d?$", re.I)
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expression stands: its file, the function around it, and what that function's parameters are bound to."""
+
+    file: str
+    scope: Scope
+    before: int
+    bound: dict[str, tuple[ast.expr, Place]] = field(default_factory=dict)
+    owner: ast.ClassDef | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of an objective.
+
+    Attributes:
+        node, place: the expression that was not taken apart further, and where it stands.
+        sign: +1 if the objective rises with it.
+        factor: product of the constants it is multiplied with (absolute value).
+        through: names of the functions between it and the objective, innermost last.
+        divisors: expressions it is divided by that are no constants.
+        factors: for a product, its parts.
+        flipped: line of the innermost minus on the way.
+        trail: names of the variables and functions that were expanded on the way, innermost last.
+    """
+
+    node: ast.expr
+    place: Place
+    sign: int = 1
+    factor: float = 1.0
+    through: tuple[str, ...] = ()
+    divisors: tuple[ast.expr, ...] = ()
+    factors: tuple[ast.expr, ...] = ()
+    flipped: int | None = None
+    trail: tuple[str, ...] = ()
+
+    @property
+    def at(self) -> Location:
+        return Location(self.place.file, self.node.lineno)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``root`` is the expression whose gradient is taken; ``at`` the line of ``backward`` (or of the return in a framework's hook)."""
+
+    at: Location
+    root: ast.expr
+    place: Place
+    terms: tuple[Term, ...]
+
+
+class Expander:
+    """Takes one window's expressions apart; ``ran`` are the lines seen running, which decide between branches."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.ran: dict[str, set[int]] = {}
+        for trace in window.traces:
+            for op in trace.ops:
+                for at in op.lines:
+                    self.ran.setdefault(at.file, set()).add(at.line)
+        self.functions: dict[str, list[tuple[str, ast.FunctionDef, ast.ClassDef | None]]] = {}
+        self.classes: dict[str, tuple[str, ast.ClassDef]] = {}
+        for file in window.sources:
+            module = script.tree(window, file)
+            for node in ast.walk(module) if module is not None else ():
+                if isinstance(node, ast.ClassDef):
+                    self.classes[node.name] = (file, node)
+                    for item in node.body:
+                        if isinstance(item, ast.FunctionDef):
+                            self.functions.setdefault(item.name, []).append((file, item, node))
+                elif isinstance(node, ast.FunctionDef) and not any(node is f for _, f, _ in self.functions.get(node.name, ())):
+                    self.functions.setdefault(node.name, []).append((file, node, None))
+        self.budget = 4000
+        self.stop: re.Pattern[str] | None = None
+        self.halt: frozenset[str] = frozenset(("log", "log2", "log10"))
+
+    def did_run(self, file: str, node: ast.AST) -> bool:
+        """False only where the file was traced and no line of the node was."""
+        ran = self.ran.get(file)
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        return not ran or any(line in ran for line in range(first, last + 1))
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def assignments(self, name: str, place: Place) -> list[ast.stmt]:
+        """Statements of the scope that bind or extend a name, above the place; for attributes, of the whole class."""
+        scope: ast.AST = place.owner if place.owner is not None and name.startswith("self.") else place.scope
+        found = [n for n in own_nodes(scope) if isinstance(n, ast.stmt) and not isinstance(n, ast.For | ast.With) and (name in script.targets(n) or appends(n, name))]
+        above = sorted((n for n in found if n.lineno < place.before), key=lambda n: n.lineno)
+        if not above and found and name.startswith("self."):
+            above = sorted(found, key=lambda n: n.lineno)
+        executed = [n for n in above if isinstance(n, ast.Assign) is False or self.did_run(place.file, n) or constant_value(n)]
+        return executed or above
+
+    def expand(self, name: str, place: Place) -> list[tuple[ast.expr, Place, int]] | None:
+        """``(expression, place, sign)`` a name stands for; ``None`` where it cannot be told."""
+        found = self.assignments(name, place)
+        if name in place.bound and not found:
+            node, outer = place.bound[name]
+            return [(node, outer, 1)]
+        if not found:
+            if not isinstance(place.scope, ast.Module) and "." not in name:
+                module = script.tree(self.window, place.file)
+                if module is not None:
+                    parameters = {a.arg for a in (*place.scope.args.args, *place.scope.args.kwonlyargs)}
+                    if name not in parameters:
+                        return self.expand(name, Place(place.file, module, 10**9))
+            return None
+        parts: list[tuple[ast.expr, Place, int]] = []
+        for statement in reversed(found):
+            here = replace(place, before=statement.lineno)
+            if isinstance(statement, ast.AugAssign):
+                if isinstance(statement.op, ast.Add | ast.Sub):
+                    parts.append((statement.value, here, -1 if isinstance(statement.op, ast.Sub) else 1))
+                    continue
+                if isinstance(statement.op, ast.Mult | ast.Div):
+                    scaled = ast.BinOp(left=ast.Name(id=name, ctx=ast.Load()), op=statement.op, right=statement.value)
+                    parts.append((ast.copy_location(ast.fix_missing_locations(ast.copy_location(scaled, statement.value)), statement.value), here, 1))
+                    return parts
+                return None
+            if isinstance(statement, ast.Expr):
+                call = statement.value
+                if isinstance(call, ast.Call) and call.args:
+                    parts.append((call.args[0], here, 1))
+                continue
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and value is not None:
+                chosen = self.component(statement, name, value)
+                if chosen is None:
+                    return parts or None
+                if not (isinstance(chosen, ast.List) and not chosen.elts) and not isinstance(chosen, ast.Constant):
+                    parts.append((chosen, here, 1))
+                return parts or None
+        return parts or None
+
+    def component(self, statement: ast.stmt, name: str, value: ast.expr) -> ast.expr | None:
+        """The part of a tuple assignment that a name gets; a call that returns a tuple is marked with the position."""
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        if isinstance(target, ast.Tuple | ast.List):
+            index = next((i for i, t in enumerate(target.elts) if script.dotted(t) == name), None)
+            if index is None:
+                return None
+            if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
+                return value.elts[index]
+            made = ast.Subscript(value=value, slice=ast.Constant(value=index), ctx=ast.Load())
+            return ast.copy_location(ast.fix_missing_locations(ast.copy_location(made, value)), value)
+        return value
+
+    # -- expressions ---------------------------------------------------------------------------------------------
+
+    def walk(self, node: ast.expr, place: Place, term: Term | None = None, depth: int = 12) -> Iterator[Term]:
+        """Terms of an expression, each with the sign of its influence."""
+        here = replace(term, node=node, place=place) if term is not None else Term(node, place)
+        self.budget -= 1
+        if depth <= 0 or self.budget <= 0:
+            yield here
+            return
+        if isinstance(node, ast.Constant):
+            return
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            yield from self.walk(node.operand, place, replace(here, sign=-here.sign, flipped=node.lineno), depth)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+            yield from self.walk(node.left, place, here, depth)
+            minus = isinstance(node.op, ast.Sub)
+            yield from self.walk(node.right, place, replace(here, sign=-here.sign, flipped=node.right.lineno) if minus else here, depth)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+            yield from self.product(node, place, here, depth)
+        elif isinstance(node, ast.IfExp):
+            yield from self.walk(node.body, place, here, depth - 1)
+            yield from self.walk(node.orelse, place, here, depth - 1)
+        elif isinstance(node, ast.List | ast.Tuple):
+            for item in node.elts:
+                yield from self.walk(item, place, here, depth - 1)
+        elif isinstance(node, ast.ListComp | ast.GeneratorExp):
+            yield from self.walk(node.elt, replace(place, bound={**place.bound, **comprehended(node, place)}), here, depth - 1)
+        elif isinstance(node, ast.Subscript):
+            yield from self.subscript(node, place, here, depth)
+        elif isinstance(node, ast.Call):
+            yield from self.call(node, place, here, depth)
+        elif (name := script.dotted(node)) is not None and name not in ("self",):
+            parts = self.expand(name, place) if self.stop is None or not self.stop.search(name.rsplit(".", 1)[-1]) else None
+            if not parts:
+                yield here
+                return
+            for inner, where, sign in parts:
+                yield from self.walk(inner, where, replace(here, sign=here.sign * sign, flipped=inner.lineno if sign < 0 else here.flipped,
+                                                             trail=(*here.trail, name.rsplit(".", 1)[-1])), depth - 1)
+        else:
+            yield here
+
+    def scalar(self, node: ast.expr, place: Place) -> float | None:
+        """Value of a factor that is no tensor; 1.0 for a name that says it is a positive coefficient."""
+        value = script.constant(self.window, place.file, node, place.before)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        name = script.dotted(node)
+        if name is not None and name in place.bound:
+            return self.scalar(*place.bound[name])
+        if name is not None and SCALARS.search(name.rsplit(".", 1)[-1]):
+            parts = self.expand(name, place) if name.startswith("self.") else None
+            if parts and len(parts) == 1 and parts[0][0] is not node and not isinstance(parts[0][0], ast.Name):
+                inner = script.constant(self.window, place.file, parts[0][0], place.before)
+                return float(inner) if isinstance(inner, int | float) else 1.0
+            return 1.0
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.Pow):
+            left, right = self.scalar(node.left, place), self.scalar(node.right, place)
+            if left is not None and right is not None:
+                return left * right if isinstance(node.op, ast.Mult) else left / right if isinstance(node.op, ast.Div) and right else 1.0
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            inner_value = self.scalar(node.operand, place)
+            return -inner_value if inner_value is not None else None
+        if isinstance(node, ast.Call):
+            name, method = script.call_name(node), isinstance(node.func, ast.Attribute)
+            if name in ("len", "float", "int", "numel", "size") or (not method and (name in ("min", "max") or SCALARS.search(name) is not None)):
+                return 1.0
+        if isinstance(node, ast.Subscript) and ("shape" in script.words(node.value) or re.search(r"cfg|config|args|hp|hparams|conf", ast.unparse(node.value))):
+            return 1.0
+        if isinstance(node, ast.Attribute) and re.search(r"cfg|config|args|hparams", ast.unparse(node.value)):
+            return 1.0
+        return None
+
+    def product(self, node: ast.BinOp, place: Place, here: Term, depth: int) -> Iterator[Term]:
+        factors, divisors, sign, constant, flipped = [], [*here.divisors], here.sign, here.factor, here.flipped
+        stack: list[tuple[ast.expr, bool]] = [(node, False)]
+        while stack:
+            part, below = stack.pop()
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult | ast.Div) and not below:
+                stack += [(part.right, isinstance(part.op, ast.Div)), (part.left, False)]
+                continue
+            if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub):
+                sign, flipped = -sign, part.lineno
+                stack.append((part.operand, below))
+                continue
+            value = self.scalar(part, place)
+            if value is not None:
+                sign = -sign if value < 0 else sign
+                flipped = part.lineno if value < 0 else flipped
+                size = abs(value) if value else 1.0
+                constant = constant / size if below else constant * size
+                if below:
+                    divisors.append(part)
+            elif below:
+                divisors.append(part)
+            else:
+                factors.append(part)
+        made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped)
+        if len(factors) == 1:
+            yield from self.walk(factors[0], place, made, depth)
+        elif factors:
+            yield replace(made, node=node, factors=tuple(factors))
+
+    def subscript(self, node: ast.Subscript, place: Place, here: Term, depth: int) -> Iterator[Term]:
+        text = ast.unparse(node)
+        if isinstance(node.slice, ast.Constant):
+            index = node.slice.value
+            for statement in sorted((n for n in own_nodes(place.scope) if isinstance(n, ast.Assign) and n.lineno < place.before), key=lambda n: -n.lineno):
+                if any(ast.unparse(t) == text for t in statement.targets):
+                    yield from self.walk(statement.value, replace(place, before=statement.lineno), here, depth - 1)
+                    return
+            inner: ast.expr = node.value
+            if isinstance(inner, ast.Name):
+                parts = self.expand(inner.id, place)
+                inner, place = (parts[0][0], parts[0][1]) if parts and len(parts) == 1 else (inner, place)
+            if isinstance(inner, ast.Dict):
+                for key, value in zip(inner.keys, inner.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == index:
+                        yield from self.walk(value, place, here, depth - 1)
+                        return
+            if isinstance(inner, ast.Call):
+                called = self.called(inner, place)
+                if called is not None:
+                    for value, where in called:
+                        picked = value
+                        if isinstance(value, ast.Tuple) and isinstance(index, int) and index < len(value.elts):
+                            picked = value.elts[index]
+                        elif isinstance(value, ast.Dict):
+                            picked = next((v for k, v in zip(value.keys, value.values, strict=True) if isinstance(k, ast.Constant) and k.value == index), value)
+                        yield from self.walk(picked, where, here, depth - 1)
+                    return
+                yield replace(here, node=inner)
+                return
+        yield from self.walk(node.value, place, here, depth - 1)
+
+    def called(self, node: ast.Call, place: Place) -> list[tuple[ast.expr, Place]] | None:
+        """What a call of the user's own function, method or loss object returns, with its parameters bound."""
+        name, function, skip = script.call_name(node), None, 0
+        callee: tuple[str, ast.FunctionDef, ast.ClassDef | None] | None = None
+        base = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(base, ast.Name) and base.id in LIBRARIES:
+            return None
+        own = self.functions.get(name, [])
+        if base is None:
+            callee = next((f for f in own if f[2] is None), None)
+        elif isinstance(base, ast.Name) and base.id == "self":
+            callee = next((f for f in own if f[2] is place.owner), None) or next((f for f in own if f[2] is not None), None)
+            skip = 1
+        if callee is None:
+            kind = self.class_of(node.func, place)
+            callee = next((f for f in self.functions.get("forward", []) + self.functions.get("__call__", []) if f[2] is kind), None) if kind is not None else None
+            skip = 1
+        if callee is None and base is not None and len(own) == 1 and own[0][2] is not None and name not in ("forward", "step", "__call__"):
+            callee, skip = own[0], 0 if any(script.call_name(d) == "staticmethod" if isinstance(d, ast.Call) else script.dotted(d) == "staticmethod" for d in own[0][1].decorator_list) else 1
+        if callee is None:
+            return None
+        file, function, owner = callee
+        parameters = [a.arg for a in function.args.args][skip if owner is not None else 0:]
+        bound: dict[str, tuple[ast.expr, Place]] = {p: (a, place) for p, a in zip(parameters, node.args, strict=False)}
+        bound.update({k.arg: (k.value, place) for k in node.keywords if k.arg})
+        defaults = dict(zip(reversed([a.arg for a in function.args.args]), reversed(function.args.defaults), strict=False))
+        where = Place(file, function, 10**9, {**{k: (v, Place(file, function, 0)) for k, v in defaults.items()}, **bound}, owner)
+        returns = [n for n in own_nodes(function) if isinstance(n, ast.Return) and n.value is not None]
+        ran = [r for r in returns if self.did_run(file, r)] or returns[-1:]
+        return [(r.value, replace(where, before=r.lineno)) for r in ran if r.value is not None] or None
+
+    def class_of(self, node: ast.expr, place: Place) -> ast.ClassDef | None:
+        """The user's class that a callable object is made of."""
+        if isinstance(node, ast.Call):
+            name = script.call_name(node)
+            return self.classes[name][1] if name in self.classes else None
+        name = script.dotted(node) or ""
+        parts = self.expand(name, place) if name else None
+        if not parts and name:
+            for _, kind in self.classes.values():
+                for n in ast.walk(kind):
+                    if isinstance(n, ast.Assign) and name in script.targets(n) and isinstance(n.value, ast.Call):
+                        made = script.call_name(n.value)
+                        return self.classes[made][1] if made in self.classes else None
+        value = parts[0][0] if parts else None
+        return self.class_of(value, parts[0][1]) if isinstance(value, ast.Call) and parts else None
+
+    def call(self, node: ast.Call, place: Place, here: Term, depth: int) -> Iterator[Term]:
+        name = script.call_name(node)
+        method = isinstance(node.func, ast.Attribute) and not (isinstance(node.func.value, ast.Name) and node.func.value.id in LIBRARIES) \
+            and not (isinstance(node.func.value, ast.Attribute) and script.call_name(node) and node.func.value.attr in LIBRARIES)
+        operands: list[ast.expr] = ([node.func.value] if method and isinstance(node.func, ast.Attribute) else []) + list(node.args)
+        if name in NO_GRADIENT and method and self.stop is None:
+            return
+        if name in self.halt:
+            yield here
+            return
+        if name in ("neg", "negative") and operands:
+            yield from self.walk(operands[0], place, replace(here, sign=-here.sign, flipped=node.lineno), depth)
+        elif name in ("add", "sub", "mul", "div", "multiply", "subtract", "true_divide") and len(operands) == 2:
+            kind = {"add": ast.Add, "sub": ast.Sub, "subtract": ast.Sub, "mul": ast.Mult, "multiply": ast.Mult}.get(name, ast.Div)
+            made = ast.BinOp(left=operands[0], op=kind(), right=operands[1])
+            yield from self.walk(ast.copy_location(made, node), place, here, depth - 1)
+        elif (called := self.called(node, place)) is not None:
+            for value, where in called:
+                first = value.elts[0] if isinstance(value, ast.Tuple) and value.elts else value
+                yield from self.walk(first, where, replace(here, trail=(*here.trail, name)), depth - 1)
+        elif name in ("scale", "values") and operands and (name == "values" or node.args):
+            yield from self.walk(node.args[0] if name == "scale" else operands[0], place, here, depth - 1)
+        elif name in LINEAR | GROWING and operands:
+            chosen = operands[1:] if name == "where" and not method else operands[:1] if name in LINEAR or name in ("clamp", "clip", "topk", "quantile") else operands
+            for item in chosen:
+                if not isinstance(item, ast.Constant):
+                    yield from self.walk(item, place, replace(here, through=(*here.through, name)), depth - 1)
+        else:
+            yield here
+
+
+def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a function or class body; nested functions are left out (in a class, its methods are not)."""
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda) or isinstance(scope, ast.ClassDef):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def appends(statement: ast.stmt, name: str) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append" and script.dotted(call.func.value) == name
+
+
+def constant_value(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    return isinstance(value, ast.Constant | ast.List | ast.UnaryOp)
+
+
+def comprehended(node: ast.ListComp | ast.GeneratorExp, place: Place) -> dict[str, tuple[ast.expr, Place]]:
+    """Variables of a comprehension, bound to what they run over (``zip`` and ``enumerate`` taken apart)."""
+    found: dict[str, tuple[ast.expr, Place]] = {}
+    for generator in node.generators:
+        target, source = generator.target, generator.iter
+        if isinstance(source, ast.Call) and script.call_name(source) == "zip" and isinstance(target, ast.Tuple):
+            found.update({t.id: (a, place) for t, a in zip(target.elts, source.args, strict=False) if isinstance(t, ast.Name)})
+        elif isinstance(target, ast.Name):
+            found[target.id] = (source, place)
+    return found
+
+
+def objectives(window: Window, expander: Expander | None = None) -> list[Objective]:
+    """Every objective of the user's own text whose backward ran (or that a framework's hook returns)."""
+    expander = expander or Expander(window)
+    ran = {(f.at.file, f.at.line) for f in window.facts("backward") if f.at is not None}
+    found = []
+    for file in window.sources:
+        module = script.tree(window, file)
+        for node, scope, owner in scoped(module) if module is not None else ():
+            root: ast.expr | None = None
+            if isinstance(node, ast.Call) and script.call_name(node) in ("backward", "manual_backward"):
+                if ran and not any(f == file and node.lineno <= line <= (node.end_lineno or node.lineno) for f, line in ran):
+                    continue
+                base = node.func.value if isinstance(node.func, ast.Attribute) else None
+                foreign = bool(node.args) and (isinstance(base, ast.Name | ast.Attribute)) and not re.search(r"loss|obj", ast.unparse(base), re.I)
+                root = node.args[0] if foreign else base
+            elif isinstance(node, ast.Return) and isinstance(scope, ast.FunctionDef) and scope.name in ("training_step", "compute_loss") and owner is not None:
+                root = node.value
+                if isinstance(root, ast.Dict):
+                    root = next((v for k, v in zip(root.keys, root.values, strict=True) if isinstance(k, ast.Constant) and k.value == "loss"), None)
+                if isinstance(root, ast.IfExp):
+                    root = root.orelse
+                if isinstance(root, ast.Tuple) and root.elts:
+                    root = root.elts[0]
+            if root is not None:
+                place = Place(file, scope, int(getattr(node, "lineno", 1)), {}, owner)
+                expander.budget = 4000
+                line = int(getattr(node, "lineno", 1))
+                found.append(Objective(Location(file, line), root, place, tuple(expander.walk(root, place))))
+    return found
+
+
+def scoped(module: ast.Module) -> Iterator[tuple[ast.AST, Scope, ast.ClassDef | None]]:
+    """All nodes with the function and the class around them."""
+    stack: list[tuple[ast.AST, Scope, ast.ClassDef | None]] = [(module, module, None)]
+    while stack:
+        node, scope, owner = stack.pop()
+        for child in ast.iter_child_nodes(node):
+            yield child, scope, owner
+            inner: Scope = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+            stack.append((child, inner, child if isinstance(child, ast.ClassDef) else owner))
