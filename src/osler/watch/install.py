@@ -41,12 +41,30 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     _installed.append(session)
 
     from osler.watch.compiler import hide
+    from osler.watch.courier import Courier
     from osler.watch.criteria import Criteria
+    from osler.watch.growth import Growth
     from osler.watch.modules import ModuleHooks
     from osler.watch.observe import Observer
-    from osler.watch.taps import backward, checkpoints, criterion, loader, loop, modules, phase, tools
+    from osler.watch.stacks import Stacks
+    from osler.watch.taps import (
+        backward,
+        checkpoints,
+        clipping,
+        criterion,
+        distributed,
+        loader,
+        loop,
+        modules,
+        phase,
+        rows,
+        scaling,
+        schedulers,
+        tools,
+    )
     from osler.watch.trace import Tracer
 
+    session.courier = Courier()
     tracer = Tracer(session)
     hooks = ModuleHooks(session)
     observer = Observer(session, tracer, hooks)
@@ -58,10 +76,16 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     loaders = loader.Loaders(session, observer, training)
     helpers = tools.Tools(session, observer, training)
     states = checkpoints.Checkpoints(session)
+    growth, stacks = Growth(session), Stacks(session)
+    rows.RowTables(session, observer, training)
+    session.looks += [stacks.start, growth.look, stacks.tell]
+    loaders.passed = growth.passed
     training.backwards.before_snapshot = states.still_there
     parts = ((modules.install, (session, observer)), (checkpoints.install, (session, states)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
              (criterion.install, (session, criteria, training.lane)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
-             (tools.install, (session, helpers)))
+             (tools.install, (session, helpers)), (schedulers.install, (session, schedulers.Schedules(session, training))),
+             (clipping.install, (session, clipping.Clips(session, observer, training))), (scaling.install, (session, scaling.Scaling(session, observer, training))),
+             (distributed.install, (session, distributed.Ranks(session, training, hooks), _record)))
     for part, args in parts:
         try:
             part(*args)

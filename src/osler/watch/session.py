@@ -13,13 +13,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osler.core.facts import Fact, Location
 from osler.store.writer import Writer
 from osler.watch.budget import Budget
 from osler.watch.guard import Guard
 from osler.watch.registry import Registry
+
+if TYPE_CHECKING:
+    from osler.watch.courier import Courier
 
 PENDING_LIMIT = 2000
 
@@ -39,6 +42,8 @@ class Session:
         self.adopt: Callable[[Any], None] = lambda _: None
         self.on_compile: list[Callable[[], None]] = []
         self.leave_fast: Callable[[], None] = lambda: None
+        self.looks: list[Callable[[], None]] = []
+        self.courier: Courier
         self.writer: Writer | None = None
         self.fast = False
         self._reset()
@@ -63,6 +68,14 @@ class Session:
 
     def now(self) -> float:
         return perf_counter() - self.t0
+
+    def look(self) -> None:
+        """A spaced step ended, the user's loop is on the stack: everyone who wants to looks around."""
+        for look in self.looks if self.guard.armed("look") else ():
+            try:
+                look()
+            except Exception:
+                self.guard.failed("look")
 
     def about_self(self, what: str, text: str) -> None:
         self.fact("self", what=what, text=text)
@@ -103,6 +116,9 @@ class Session:
         self.writer = writer
         atexit.unregister(self.finish)
         atexit.register(self.finish)  # after the writer's own exit handler was registered: handlers run last in, first out
+        workers = sys.modules.get("multiprocessing.util")
+        if workers is not None and self.in_child:  # a forked worker ends without exit handlers
+            workers.Finalize(None, self.finish, exitpriority=10)
         main = sys.modules.get("__main__")
         path = getattr(main, "__file__", None)
         torch = sys.modules.get("torch")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -18,6 +20,8 @@ from osler.watch.where import is_user, shorten
 
 SLOW = 1.0
 MAX_NODES = 64
+CLOSED = ""
+"""Ends the list of files that an item opened."""
 
 
 def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
@@ -25,12 +29,14 @@ def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
 
     ``same``: equal random states gave equal items. If not, ``change`` is the ratio of standard deviations and ``moved`` the shift of
     the mean in units of the first one's. ``random``: other states gave other items. ``uses``: the global generators that an item advances.
+    ``took`` and ``again``: seconds of the first and the second fetch of each index; ``files``: the files each index opened.
     """
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return None
     row: dict[str, Any] = {"loader": index, "dataset": type(dataset).__name__, "same": True, "change": None, "moved": None, "random": False, "uses": [],
-                           "own_generator": False, "items": 0, "at": _getitem_line(dataset)}
+                           "own_generator": False, "items": 0, "took": [], "again": [], "files": [],
+                           "at": _getitem_line(dataset)}
     generators = list(_generators(dataset))
     row["own_generator"] = bool(generators)
     uses: set[str] = set()
@@ -38,14 +44,20 @@ def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
         reseed(0)
         states = [_state(g) for g in generators]
         before = _global()
+        opened = _opened()
         begin = perf_counter()
         one = _numbers(dataset[position])
         took = perf_counter() - begin
+        row["took"].append(round(took, 6))
+        row["files"].append(opened[:8])
+        opened.append(CLOSED)
         uses |= {name for name, state in _global().items() if state != before[name]}
         reseed(0)
         for generator, state in zip(generators, states, strict=True):
             _restore(generator, state)
+        begin = perf_counter()
         two = _numbers(dataset[position])
+        row["again"].append(round(perf_counter() - begin, 6))
         row["items"] += 1
         if one is None or two is None:
             row |= {"same": None}
@@ -59,6 +71,19 @@ def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
             break
     row["uses"] = sorted(uses)
     return row
+
+
+def _opened() -> list[str]:
+    """A list that fills with the names of files as they are opened, until it holds ``CLOSED``. Audit hooks stay for good, but
+    so short is this process's life."""
+    names: list[str] = []
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and len(names) < 64 and CLOSED not in names and isinstance(args[0], str | bytes | os.PathLike):
+            names.append(os.fsdecode(args[0]))
+
+    sys.addaudithook(note)
+    return names
 
 
 def _getitem_line(dataset: Any) -> list[Any] | None:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from osler.core.signals import STEPS
 from osler.watch.autograd import Backwards
 from osler.watch.compiler import invisible, passing, quiet
+from osler.watch.courier import Late, LateRows
 from osler.watch.cycle import Loop
 from osler.watch.fastlane import FastLane
 from osler.watch.modules import ModuleHooks
@@ -30,7 +31,8 @@ FAST_COST = 11e-6
 """Seconds a merely counted step costs (wrappers, counters, finiteness), as bench/overhead found it on a 250 µs step."""
 PLAIN = frozenset(getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))
 """Optimizers whose step neither calls another step nor enters ``no_grad``: in the fast lane one hook is enough to count them."""
-DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho")
+DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho", "lr_decay", "initial_accumulator_value",
+            "decoupled_weight_decay", "centered")
 
 
 class Training:
@@ -47,9 +49,11 @@ class Training:
         self.active: list[Loop] = []
         self.by_id: dict[int, Loop] = {}
         self.backwards = Backwards(session, tracer, self)
+        self.layers.arrived = self.backwards.arrived
+        self.late_rows = LateRows(lambda row: session.row("steps", row))
         self.last_end = 0.0
         self.data_wait = 0.0
-        self.grad_norm = NAN
+        self.grad_norm: float | Late = NAN
         self.arms = 0
         self.trace_until: dict[int, int] = {}
         self.cycle_next = 1
@@ -145,7 +149,7 @@ class Training:
         if early or session.budget.allows(self.layers.norm_cost * 1.5 + 5e-6):
             measured = self.layers.total_norm(loop)
         self.grad_norm = NAN if measured is None else measured
-        self._check_gradients(loop, measured)
+        self._check_gradients(loop, None if isinstance(measured, Late) else measured)
         due = count < 4 or session.step >= self.layers.next
         if spaced(count + 1) or (due and session.budget.allows(self.layers.cost * 1.2)):
             self.layers.before(loop)
@@ -158,7 +162,8 @@ class Training:
         session, backwards = self.session, self.backwards
         value = measured
         if value is None and session.guard_steps:
-            value = self.layers.total_norm(loop)
+            norm = self.layers.total_norm(loop)
+            value = norm if isinstance(norm, float) else None
         front = backwards.front
         if value is None and front is not None:
             grad = front.grad
@@ -212,8 +217,12 @@ class Training:
         own = session.own + (now - start)
         groups = optimizer.param_groups
         lr = groups[0].get("lr", NAN) if groups else NAN
-        session.row("steps", (session.step, now - session.t0, loop.index, min(self.backwards.count, 65535), self.backwards.loss,
-                              _number(lr), self.grad_norm, step_time, self.data_wait, own))
+        late = self.backwards.late
+        self.late_rows.add((session.step, now - session.t0, loop.index, min(self.backwards.count, 65535), late or self.backwards.loss,
+                            _number(lr), self.grad_norm, step_time, self.data_wait, own), late is not None or isinstance(self.grad_norm, Late))
+        if session.courier.busy:
+            session.courier.poll()
+            self.late_rows.flush()
         self.data_wait = 0.0
         self.backwards.count = 0
         if session.step >= self.cycle_next:
@@ -223,6 +232,8 @@ class Training:
         session.budget.step(step_time if step_time == step_time else 0.0, own)
         self._thin(step_time, self.plain_own + (perf_counter() - start) if not sampled else 0.0)
         session.own = perf_counter() - now
+        if spaced(session.step):
+            session.look()
 
     def _thin(self, step_time: float, cost: float) -> None:
         """When watching one whole cycle costs more than the budget allows, look at every n-th cycle only; in between just
@@ -248,6 +259,9 @@ class Training:
         now = perf_counter()
         skipped = session.step - self.last_step
         self._write_skipped(skipped, now)
+        if self.backwards.sum is not None:
+            step, total, self.backwards.sum = session.step, self.backwards.sum, None
+            session.courier.scalar(total, lambda value: self.backwards.arrived("loss", step, value))
         for loop in self.loops:
             loop.steps += self.lane.counts.get(id(loop.ref()), 0)
             loop.restart()
@@ -261,7 +275,8 @@ class Training:
     def _write_skipped(self, skipped: int, now: float) -> None:
         """Rows of the steps that were only counted: step, loss, and a time between the neighbours'; the rest was not measured."""
         losses, writer = self.lane.losses, self.session.writer
-        if writer is None or not losses or len(losses) != skipped or len(self.lane.counts) != 1:
+        away = self.backwards.sum is not None and not losses
+        if writer is None or (len(losses) != skipped and not away) or not skipped or len(self.lane.counts) != 1:
             return
         rows = np.zeros(skipped, STEPS.dtype)
         rows["step"] = np.arange(self.last_step + 1, self.last_step + 1 + skipped)
@@ -269,10 +284,10 @@ class Training:
         key = next(iter(self.lane.counts))
         rows["optimizer"] = self.by_id[key].index if key in self.by_id else -1
         rows["backwards"] = 1
-        rows["loss"] = losses
+        rows["loss"] = losses or NAN
         for name in ("lr", "grad_norm", "step_time", "data_wait"):
             rows[name] = np.nan
-        writer.rows("steps", rows)
+        self.late_rows.add_block(lambda: writer.rows("steps", rows))
 
     def _maybe_disarm(self) -> None:
         done = all(loop.steps >= self.trace_until.get(loop.index, 0) for loop in self.live() if loop.steps or len(self.live()) == 1)
@@ -300,6 +315,8 @@ class Training:
         if self.skipped:
             self.session.fact("guarded", None, optimizer=0, skipped=self.skipped)
         self.write_cycle()
+        self.session.courier.finish()
+        self.late_rows.flush(everything=True)
         self.backwards.finish()
 
 

@@ -1,0 +1,1 @@
+"""What keeps memory: graphs that nobody needs, and containers that only grow."""
