@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from osler.watch.readout import on_cpu, scalar
+from osler.watch.readout import numbers, on_cpu, scalar
 
 LIMIT = 1 << 20
 
@@ -35,6 +35,64 @@ def mask_figures(mask: Any, additive: bool) -> dict[str, Any]:
     return found
 
 
+SIZE = 1 << 16
+"""Elements of one operand that are looked at."""
+WEIGHTED = frozenset(("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "addmm", "bmm", "einsum", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
+                      "rnn_tanh_cell", "rnn_relu_cell"))
+LIKELIHOODS = ("LogBackward0", "LogSoftmaxBackward0", "LogSigmoidBackward0", "Log1PBackward0")
+
+
+def spread(tensor: torch.Tensor) -> dict[str, Any] | None:
+    """Mean, deviation and range of a floating tensor, ``None`` where there is nothing to read."""
+    if not on_cpu(tensor) or not tensor.is_floating_point() or tensor.numel() == 0 or tensor.is_sparse:
+        return None
+    values = tensor.detach()
+    if values.numel() > SIZE:
+        values = values.flatten()[:: values.numel() // SIZE] if values.dim() < 2 else values[:: max(1, values.numel() // SIZE)]
+    values = values.float()
+    std, mean = torch.std_mean(values, unbiased=False)
+    low, high = torch.aminmax(values)
+    return {"mean": scalar(mean), "std": scalar(std), "min": scalar(low), "max": scalar(high)}
+
+
+def raw_input(args: tuple[Any, ...]) -> dict[str, Any]:
+    """Data that meets trainable weights directly: figures over all, and for rows of features over each column.
+
+    ``columns`` holds the root mean square and the deviation of each of the first 256 columns.
+    """
+    flat = [t for a in args for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, torch.Tensor)]
+    if not any(t.requires_grad and t.is_leaf for t in flat):
+        return {}
+    data = next((t for t in flat if t.dim() >= 2 and not t.requires_grad), None)
+    if data is None or (found := spread(data)) is None:
+        return {}
+    if data.dim() <= 3:
+        columns = data.detach().reshape(-1, data.shape[-1])[:2048, :256].float()
+        std, mean = torch.std_mean(columns, 0, unbiased=False)
+        found["columns"] = {"rms": numbers((std.square() + mean.square()).sqrt()), "std": numbers(std)}
+    return {"raw": {**found, "shape": list(data.shape)}}
+
+
+def residual(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
+    """A prediction set against data by hand: ``prediction`` carries a gradient, ``target`` does not; with ``log`` the prediction is
+    a logarithm that the target weighs."""
+    if len(args) < 2 or not all(isinstance(a, torch.Tensor) for a in args[:2]):
+        return {}
+    first, second = args[0], args[1]
+    if first.requires_grad is second.requires_grad or first.dim() == 0 or second.dim() == 0:
+        return {}
+    made, given = (first, second) if first.requires_grad else (second, first)
+    log = name == "mul"
+    if made.is_leaf or (log and (made.grad_fn is None or made.grad_fn.name() not in LIKELIHOODS)):
+        return {}
+    prediction, target = spread(made), spread(given)
+    if prediction is None or target is None:
+        return {}
+    y = given.detach().flatten()[:SIZE]
+    shares = {"below_zero": y < -1e-6, "above_one": y > 1 + 1e-6, "below_minus_one": y < -1 - 1e-6}
+    return {"residual": {"prediction": prediction, "target": {**target, **{k: scalar(v.float().mean()) for k, v in shares.items()}}, "log": log}}
+
+
 def figures(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Figures for this operation, ``{}`` for most."""
     def argument(position: int, key: str) -> Any:
@@ -59,4 +117,8 @@ def figures(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
             if isinstance(mask, torch.Tensor):
                 found[key] = mask_figures(mask, additive=mask.dtype != torch.bool)
         return found
+    elif torch.is_grad_enabled() and name in WEIGHTED:
+        return raw_input(args)
+    elif torch.is_grad_enabled() and name in ("sub", "mul"):
+        return residual(name, args)
     return {}
