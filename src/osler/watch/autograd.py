@@ -14,9 +14,10 @@ import torch
 from osler.core.facts import Location
 from osler.watch import nonfinite, snapshot
 from osler.watch.compiler import quiet
+from osler.watch.courier import Late
 from osler.watch.cycle import Loop
 from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
-from osler.watch.readout import DeviceRing, on_cpu, scalar, true
+from osler.watch.readout import numbers, on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import Tracer
 from osler.watch.where import library_line, user_line
@@ -40,7 +41,8 @@ class Backwards:
         self.count = 0
         self.loss = float("nan")
         self.known_loss = False
-        self.ring: DeviceRing | None = None
+        self.late: Late | None = None
+        self.sum: torch.Tensor | None = None
         self.recent: deque[float] = deque(maxlen=8)
         self.reached: set[int] = set()
         self._front: weakref.ref[torch.Tensor] | None = None
@@ -86,6 +88,10 @@ class Backwards:
         root = roots[0]
         self.loss = value = scalar(root)
         self.known_loss = root.numel() == 1 and on_cpu(root)
+        self.late = None
+        if not self.known_loss and root.numel() == 1 and root.is_floating_point():
+            step = session.step
+            self.late = session.courier.scalar(root, lambda value: self.arrived("loss", step, value))
         for loop in self.training.active:
             loop.before_backward()
         finite = value == value and value not in (INF, -INF)
@@ -95,9 +101,8 @@ class Backwards:
             self.tracer.event("@backward", ins=roots)
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:
             self.loss_nonfinite(roots, value)
-        self.recent.append(value)
-        if root.is_cuda and root.numel() == 1:
-            self._queue(root)
+        if self.late is None:
+            self.recent.append(value)
         due = self.total >= self.walk_next and (session.budget.allows(self.walk_cost) or self.walk_cost < 3e-3)
         self.risky = []
         if self.tracer.armed or due:
@@ -111,18 +116,23 @@ class Backwards:
             if loop.sentinel is not None or loop.backwards < 64:
                 loop.after_backward()
 
-    def _queue(self, root: torch.Tensor) -> None:
-        """A loss on a device: queued in a ring, and read some steps later, when its copy has arrived by itself."""
-        if self.ring is None:
-            self.ring = DeviceRing(root.device)
-        self.ring.push(self.session.step, root)
-        if self.total & 31:
+    def passing(self, root: torch.Tensor) -> None:
+        """A device loss in the fast lane: it is only added up on its device, since a sum tells whether all were finite."""
+        if root.numel() == 1 and self.session.courier.link.usable(root):
+            value = root.detach().reshape(()).float()
+            self.sum = value.clone() if self.sum is None or self.sum.device != value.device else self.sum.add_(value)
+
+    def arrived(self, what: str, step: int, value: float) -> None:
+        """A loss or gradient norm of a device, some steps after it was made."""
+        if what == "loss":
+            self.recent.append(value)
+        if math.isfinite(value) or self.nonfinite_facts:
             return
-        for step, value in self.ring.take():
-            if not math.isfinite(value) and self.nonfinite_facts < 1:
-                self.nonfinite_facts += 1
-                self.session.fact("nonfinite", user_line(), library_line(), what="loss", value="nan" if value != value else "inf", before_step=False,
-                                  op=None, op_kind="unknown", operand=None, line_by=None, parameters=[], seen_at=step, candidates=self._candidates())
+        self.nonfinite_facts += 1
+        at = next((loop.backward_line for loop in self.training.active if loop.backward_line is not None), None)
+        self.session.fact("nonfinite", at or user_line(), None, what=what, value="nan" if value != value else "inf", before_step=False, op=None,
+                          op_kind="unknown", operand=None, line_by=None, parameters=[], seen_at=step, recent_losses=[v if math.isfinite(v) else None for v in self.recent],
+                          scaled=self.training.observer.scaled, candidates=self._candidates())
 
     # -- the graph -------------------------------------------------------------------------------------------------
 
@@ -291,10 +301,15 @@ class Backwards:
                 else:
                     self.nonzero[uid] = 1
         from osler.watch.sampling import norms
-        with torch.no_grad():
-            for uid, norm in zip(uids, norms([g.detach() for g in grads]), strict=True):
+
+        def count(values: torch.Tensor) -> None:
+            for uid, norm in zip(uids, numbers(values), strict=True):
                 if norm != 0:
                     self.nonzero[uid] = self.nonzero.get(uid, 0) + 1
+
+        if not grads or not self.session.courier.carry((norms([g.detach() for g in grads]),), count):
+            for uid in uids:
+                self.nonzero[uid] = 1
 
     def write_gradients(self) -> None:
         if not self.never:

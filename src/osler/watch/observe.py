@@ -13,6 +13,7 @@ from torch import nn
 
 from osler.core.facts import Location
 from osler.watch.compiler import quiet
+from osler.watch.courier import LIMIT, Courier
 from osler.watch.cycle import Loop
 from osler.watch.modules import ModuleHooks
 from osler.watch.readout import on_cpu, scalar, true
@@ -23,6 +24,22 @@ from osler.watch.where import user_line
 DROPOUT = nn.modules.dropout._DropoutNd
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 PHASE_CALLS = 600
+
+
+def bring_input(courier: Courier, values: Any, then: Callable[[dict[str, Any]], None]) -> None:
+    """``then(figures)`` of the first tensor among a forward's arguments: now, or when a copy of its first rows has come from a device."""
+    tensor = next((t for t in tensors_in((values,)) if t.numel() and not t.is_sparse and t.device.type != "meta"), None)
+    if tensor is None:
+        return
+    shape = list(tensor.shape)
+    part = tensor if on_cpu(tensor) or tensor.dim() == 0 else tensor[: max(1, LIMIT * tensor.shape[0] // tensor.numel())]
+
+    def arrived(copy: torch.Tensor) -> None:
+        figures = input_figures((copy,))
+        if figures is not None:
+            then({**figures, "shape": shape})
+
+    courier.carry((part,), arrived)
 
 
 def input_figures(values: Any) -> dict[str, Any] | None:
@@ -92,8 +109,12 @@ class Observer:
         self._root_ids: set[int] = set()
         self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
         self._criterion: tuple[Any, Any] | None = None
+        self._targets: list[torch.Tensor] = []
         self.loaders: list[tuple[int, weakref.ref[Any]]] = []
         self.stop_trace: Callable[[], None] = lambda: None
+        self.on_training: Callable[[Any, Any], None] = lambda args, kwargs: None
+        self.on_judging: Callable[[Any, Any, bool], None] = lambda args, kwargs, whole: None
+        self.on_target: Callable[[Any], None] = lambda target: None
         session.finishers.append(self.finish)
 
     # -- the traced steps --------------------------------------------------------------------------------------
@@ -104,13 +125,13 @@ class Observer:
         if not stack and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
             self._calls = [c for c in self._calls if c[0] is not module][-3:]
             self._calls.append((module, args, kwargs, None))
+            self.on_training(args, kwargs)
             root = self.session.registry.module_id(module)
             seen = self.training_inputs.get(root, 0)
             if seen < 4:
                 self.training_inputs[root] = seen + 1
-                figures = input_figures((args, kwargs))
-                if figures is not None:
-                    self.session.fact("input", user_line(), root=root, phase="train", **figures)
+                at = user_line()
+                bring_input(self.session.courier, (args, kwargs), lambda figures: self.session.fact("input", at, root=root, phase="train", **figures))
         stack.append(self.session.registry.module_id(module))
 
     @quiet
@@ -122,9 +143,12 @@ class Observer:
 
     def criterion(self, value: Any, target: Any) -> None:
         self._criterion = (value, target)
+        self.on_target(target)
+        if isinstance(target, torch.Tensor):
+            self._targets = [*self._targets[-7:], target]
 
     def forget(self) -> None:
-        self._calls, self._criterion = [], None
+        self._calls, self._criterion, self._targets = [], None, []
         self.tracer.stack = []
 
     def capture(self) -> Any:
@@ -139,7 +163,8 @@ class Observer:
         names = {id(m): n for n, m in module.named_modules()}
         return Capture(root=module, root_id=self.session.registry.module_id(module), names=names, built_at=self.session.registry.built_at,
                        args=args, kwargs=kwargs, output=output, target=target if isinstance(target, torch.Tensor) else None,
-                       criterion_input=value if isinstance(value, torch.Tensor) else None, loaders=[(i, alive) for i, ref in self.loaders if (alive := ref()) is not None])
+                       criterion_input=value if isinstance(value, torch.Tensor) else None, targets=list(self._targets), active=self.last_loader,
+                       loaders=[(i, alive) for i, ref in self.loaders if (alive := ref()) is not None])
 
     # -- training flags ----------------------------------------------------------------------------------------
 
@@ -206,6 +231,8 @@ class Observer:
             self.hooks.detach("phase")
         registry = self.session.registry
         key = registry.module_id(module)
+        if phase.calls == 1 and not torch.is_grad_enabled():
+            self.on_judging(args, kwargs, False)
         seen = phase.roots.get(key)
         if seen is not None:
             if torch.is_grad_enabled() and not seen["grad"]:
@@ -223,10 +250,17 @@ class Observer:
                                 "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
                                 "batchnorm_total": len(batchnorm)}
             phase.line = phase.line or user_line()
+            if not grad:
+                self.on_judging(args, kwargs, True)
             if phase.input is None and (self.phases < 3 or self.phases & (self.phases - 1) == 0):
-                phase.input = input_figures((args, kwargs))
-                if phase.input is not None and self.phases < 12:
-                    self.session.fact("input", phase.line, root=key, phase="validation", **phase.input)
+                early = self.phases < 12
+
+                def arrived(figures: dict[str, Any]) -> None:
+                    phase.input = figures
+                    if early:
+                        self.session.fact("input", phase.line, root=key, phase="validation", **figures)
+
+                bring_input(self.session.courier, (args, kwargs), arrived)
         self.session.own += perf_counter() - start
 
     def _is_root(self, module: nn.Module) -> bool:

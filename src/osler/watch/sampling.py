@@ -6,6 +6,7 @@ Each sample announces its expected cost to the budget first; what is not allowed
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 from osler.watch.compiler import quiet
+from osler.watch.courier import Late
 from osler.watch.cycle import Loop
+from osler.watch.halves import Halves
 from osler.watch.modules import ModuleHooks
 from osler.watch.readout import numbers, on_cpu, scalar
 from osler.watch.session import Session
@@ -23,15 +26,15 @@ COPY_CAP = 16 << 20
 
 
 def dense(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and not t.is_sparse and on_cpu(t) and t.is_floating_point()]
+    """Plain floating tensors, all on the device of the first one."""
+    fitting = [t for t in tensors if type(t) in (torch.Tensor, nn.Parameter) and not t.is_sparse and t.is_floating_point() and t.device.type != "meta"]
+    return [t for t in fitting if t.device == fitting[0].device]
 
 
-def norms(tensors: list[torch.Tensor]) -> list[float]:
-    """L2 norms in one foreach call; [] where values live on a device."""
-    if not tensors:
-        return []
+def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """L2 norms [tensors] in one foreach call, where the tensors are."""
     with torch.no_grad():
-        return numbers(torch.stack([n.float() for n in torch._foreach_norm(tensors)]))
+        return torch.stack([n.float() for n in torch._foreach_norm(tensors)])
 
 
 class LayerSamples:
@@ -43,15 +46,22 @@ class LayerSamples:
         self.norm_cost = 0.0
         self.next = 0
         self._turn = 0
+        self.arrived: Callable[[str, int, float], None] = lambda *_: None
+        self.halves = Halves(session)
         self._held: tuple[int, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] | None = None
 
-    def total_norm(self, loop: Loop) -> float | None:
-        """L2 norm over all gradients of the optimizer; ``None`` where there is none to read on the CPU."""
+    def total_norm(self, loop: Loop) -> float | Late | None:
+        """L2 norm over all gradients of the optimizer; ``None`` where there is none, on its way where they are on a device."""
         start = perf_counter()
         grads = dense([p.grad for p in loop.parameters() if p.grad is not None])
-        values = norms(grads)
+        total: float | Late | None = None
+        if grads and on_cpu(grads[0]):
+            total = sum(v * v for v in numbers(norms(grads))) ** 0.5
+        elif grads:
+            step = self.session.step
+            total = self.session.courier.scalar(torch.linalg.vector_norm(norms(grads)), lambda value: self.arrived("gradient", step, value))
         self.norm_cost = perf_counter() - start
-        return sum(v * v for v in values) ** 0.5 if values else None
+        return total
 
     def before(self, loop: Loop) -> None:
         held: list[torch.Tensor] = []
@@ -78,12 +88,16 @@ class LayerSamples:
         self._held = None
         with torch.no_grad():
             changes = torch._foreach_sub([p.detach() for p in parameters], weights)
-            products = numbers(torch.stack([torch.dot(c.flatten(), g.flatten()).float() for c, g in zip(changes, grads, strict=True)]))
-            zeros = numbers(torch.stack([1.0 - torch.count_nonzero(g).float() / g.numel() for g in grads]))
-        rows = zip(parameters, norms(grads), norms(weights), norms(list(changes)), products, zeros, strict=True)
-        registry, step = self.session.registry, self.session.step + 1
-        for parameter, grad, weight, change, product, zero in rows:
-            self.session.row("layers", (step, registry.uid(parameter), grad, weight, change, -product, zero))
+            products = torch.stack([torch.dot(c.flatten(), g.flatten()).float() for c, g in zip(changes, grads, strict=True)])
+            zeros = torch.stack([1.0 - torch.count_nonzero(g).float() / g.numel() for g in grads])
+        self.halves.look(loop.index, parameters, weights, grads, changes)
+        step, uids = self.session.step, [self.session.registry.uid(p) for p in parameters]
+
+        def write(*columns: torch.Tensor) -> None:
+            for uid, grad, weight, change, product, zero in zip(uids, *map(numbers, columns), strict=True):
+                self.session.row("layers", (step, uid, grad, weight, change, -product, zero))
+
+        self.session.courier.carry((norms(grads), norms(weights), norms(list(changes)), products, zeros), write)
 
 
 LEAVES = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Linear, nn.modules.conv._ConvNd, nn.Embedding,
@@ -117,9 +131,16 @@ class ActivationSamples:
         self.next = 0
         self._spent = 0.0
         self._rows = 0
+        self._attached = 0
+        self._roots: set[int] = set()
 
     def attach(self) -> None:
         self._spent, self._rows = 0.0, 0
+        if self._attached & (self._attached - 1) == 0:  # roots rarely change: looked up again at doubling counts
+            start = perf_counter()
+            self._roots = {id(m) for m in self.session.registry.roots()}
+            self._spent += perf_counter() - start
+        self._attached += 1
         self.hooks.attach("activations", leave=self._leave)
 
     def detach(self) -> None:
@@ -130,13 +151,24 @@ class ActivationSamples:
 
     @quiet
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not isinstance(module, LEAVES) or not isinstance(output, torch.Tensor) or not torch.is_grad_enabled() or self._rows > 400:
+        if not torch.is_grad_enabled() or self._rows > 400 or not (isinstance(module, LEAVES) or id(module) in self._roots):
             return
-        if not on_cpu(output) or output.numel() < 2 or not output.is_floating_point():
+        if not isinstance(output, torch.Tensor):
+            output = next((t for t in output if isinstance(t, torch.Tensor)), None) if isinstance(output, tuple | list) else None
+        if not isinstance(output, torch.Tensor):
+            return
+        if output.numel() < 2 or not output.is_floating_point():
             return
         start = perf_counter()
+        step, number = self.session.step, self.session.registry.module_id(module)
         with torch.no_grad():
-            values = thinned(output.detach()).float()
+            self.session.courier.carry((thinned(output.detach()),), lambda values: self._write(module, step, number, values))
+        self._rows += 1
+        self._spent += perf_counter() - start
+
+    def _write(self, module: nn.Module, step: int, number: int, values: torch.Tensor) -> None:
+        with torch.no_grad():
+            values = values.float()
             zero = values == 0
             std = scalar(values.std(unbiased=False))
             units = self._units(module, zero)
@@ -147,10 +179,7 @@ class ActivationSamples:
             elif isinstance(module, nn.Tanh):
                 saturated = scalar((values.abs() > 0.99).float().mean())
             spread = scalar(values.std(0, unbiased=False).mean()) / std if values.shape[0] > 1 and std > 0 else float("nan")
-            self.session.row("activations", (self.session.step, self.session.registry.module_id(module), scalar(values.mean()), std,
-                                             scalar(zero.float().mean()), dead, saturated, spread))
-        self._rows += 1
-        self._spent += perf_counter() - start
+            self.session.row("activations", (step, number, scalar(values.mean()), std, scalar(zero.float().mean()), dead, saturated, spread))
 
     @staticmethod
     def _units(module: nn.Module, zero: torch.Tensor) -> torch.Tensor | None:

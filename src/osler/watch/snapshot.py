@@ -14,7 +14,8 @@ from osler.watch.registry import Registry, attributes, library_class
 from osler.watch.session import Session
 
 MAX_MODULES, MAX_ITEMS = 3000, 200
-SAMPLE = 1 << 16
+SAMPLE, DEVICE_SAMPLE = 1 << 16, 1 << 12
+MAX_LATER = 1000
 
 
 def initialisation(parameter: torch.Tensor, owner: nn.Module, name: str) -> dict[str, Any] | None:
@@ -23,17 +24,27 @@ def initialisation(parameter: torch.Tensor, owner: nn.Module, name: str) -> dict
     ``default`` is ``kaiming_uniform`` (Linear and convolutions: uniform within 1/sqrt(fan_in)), ``normal`` (Embedding), else
     ``None``. A sample of 65536 elements is looked at; CPU tensors only.
     """
-    if not on_cpu(parameter) or parameter.numel() == 0 or not parameter.is_floating_point():
+    values = sample(parameter)
+    return describe(values, parameter.shape, owner, name) if values is not None and on_cpu(values) else None
+
+
+def sample(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Some of its values, flat; fewer where they have to cross from a device."""
+    if parameter.numel() == 0 or not parameter.is_floating_point() or parameter.device.type == "meta":
         return None
+    size = SAMPLE if on_cpu(parameter) else DEVICE_SAMPLE
     values = parameter.detach().flatten()
-    if values.numel() > SAMPLE:
-        values = values[:: values.numel() // SAMPLE]
+    return values if values.numel() <= size else values[:: values.numel() // size]
+
+
+def describe(values: torch.Tensor, shape: torch.Size, owner: nn.Module, name: str) -> dict[str, Any]:
+    """The figures of a flat sample [values] on the host."""
     low, high = scalar(values.min()), scalar(values.max())
     std = scalar(values.float().std(unbiased=False)) if values.numel() > 1 else 0.0
     figures: dict[str, Any] = {"mean": scalar(values.float().mean()), "std": std, "absmax": max(abs(low), abs(high)),
                                "constant": low == high, "default": None}
     if name == "weight" and isinstance(owner, nn.Linear | nn.modules.conv._ConvNd) and values.numel() >= 16:
-        fan_in = parameter[0].numel() if not getattr(owner, "transposed", False) else parameter.shape[1] * parameter[0][0].numel()
+        fan_in = math.prod(shape[1:]) if not getattr(owner, "transposed", False) else shape[1] * math.prod(shape[2:])
         bound = 1 / math.sqrt(max(fan_in, 1))
         spread = 4 / math.sqrt(values.numel())
         if figures["absmax"] <= bound * 1.0001 and abs(std / (bound / math.sqrt(3)) - 1) < max(0.05, spread):
@@ -82,6 +93,7 @@ def take(session: Session, optimized: dict[int, int], reached: Collection[int]) 
     roots = [r for r in registry.roots() if any(registry.known_uid(p) in wanted for p in r.parameters())][:20]
     module_rows: list[dict[str, Any]] = []
     param_rows: list[dict[str, Any]] = []
+    later: list[tuple[int, torch.Tensor, torch.Size, nn.Module, str]] = []
     seen: set[int] = set()
     for root in roots:
         root_id = registry.module_id(root)
@@ -103,6 +115,8 @@ def take(session: Session, optimized: dict[int, int], reached: Collection[int]) 
                                    "requires_grad": parameter.requires_grad, "leaf": parameter.is_leaf,
                                    "optimizer": optimized.get(uid), "loaded": uid in registry.loaded, "stepped": uid in registry.stepped,
                                    "init": initialisation(parameter, module, own)})
+                if not on_cpu(parameter) and len(later) < MAX_LATER and (values := sample(parameter)) is not None:
+                    later.append((len(param_rows) - 1, values, parameter.shape, module, own))
             library = library_class(module)
             module_rows.append({"id": registry.module_id(module), "root": root_id, "name": name, "class": type(module).__name__,
                                 "at": at.to_json() if at else None, "library": library, "training": module.training,
@@ -116,7 +130,21 @@ def take(session: Session, optimized: dict[int, int], reached: Collection[int]) 
     session.fact("modules", roots=[{"id": registry.module_id(r), "class": type(r).__name__, "at": _json(registry.built_at(r))} for r in roots],
                  modules=module_rows)
     session.fact("params", params=param_rows)
+    if later:
+        bring(session, later, param_rows)
     twins(session, roots)
+
+
+def bring(session: Session, later: list[tuple[int, torch.Tensor, torch.Size, nn.Module, str]], rows: list[dict[str, Any]]) -> None:
+    """The fact ``params`` once more when samples of the values have come from the device."""
+    fitting = [item for item in later if item[1].device == later[0][1].device]
+
+    def arrived(*copies: torch.Tensor) -> None:
+        for (index, _, shape, module, own), values in zip(fitting, copies, strict=True):
+            rows[index]["init"] = describe(values, shape, module, own)
+        session.fact("params", params=rows)
+
+    session.courier.carry([item[1] for item in fitting], arrived)
 
 
 def twins(session: Session, roots: list[nn.Module]) -> None:
