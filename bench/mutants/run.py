@@ -104,6 +104,8 @@ def drawn(every: list[tuple[str, Mutant]], count: int) -> list[tuple[str, Mutant
     """``count`` of them, spread evenly over the list, which is ordered by variant and then by subject."""
     if count <= 0 or len(every) <= count:
         return every
+    if count == 1:
+        return [every[len(every) // 2]]
     return [every[round(i * (len(every) - 1) / (count - 1))] for i in range(count)]
 
 

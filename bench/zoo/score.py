@@ -19,7 +19,7 @@ LOOKED_AT = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one run. ``line`` is ``None`` where the case names no lines."""
+    """What came of one run. ``wanted`` begins with the true cause; ``line`` is ``None`` where the case names no lines."""
 
     case: str
     script: str
@@ -61,10 +61,10 @@ def judge(truth: dict[str, Any], findings: list[dict[str, Any]], faulty: bool) -
     if not faulty:
         loud = tuple(f["cause"] for f in own if f.get("severity") in LOUD)
         return {"said": said, "alarms": loud, "quiet": tuple(f["cause"] for f in own if f.get("severity") not in LOUD)}
-    wanted = {c.replace("_", "-") for c in (truth["root_cause"], *truth.get("accept", []))}
+    wanted = tuple(dict.fromkeys(c.replace("_", "-") for c in (truth["root_cause"], *truth.get("accept", []))))
     hits = [f for f in own[:LOOKED_AT] if f["cause"] in wanted]
     ranges = [*(truth.get("fault_lines") or []), *(truth.get("accept_lines") or [])]
-    return {"said": said, "wanted": tuple(sorted(wanted)), "first": bool(own) and own[0]["cause"] in wanted, "named": bool(hits),
+    return {"said": said, "wanted": wanted, "first": bool(own) and own[0]["cause"] in wanted, "named": bool(hits),
             "line": any(near(f, ranges) for f in hits) if ranges else None,
             "lines_said": tuple(f"{w.get('file')}:{w.get('line')}" for w in (f.get("where") or {} for f in hits))}
 
