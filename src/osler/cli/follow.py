@@ -118,7 +118,7 @@ class Follower:
         return sizes
 
     def _look(self) -> None:
-        from osler.diagnose import engine
+        from osler.diagnose import engine, ranks
         from osler.store.reader import RunReader
 
         if self._config is None:
@@ -129,10 +129,10 @@ class Follower:
         self._reader.refresh()
         windows = {(rank, attempt): self._reader.window(rank, attempt)
                    for rank in self._reader.ranks() for attempt in range(1, self._reader.attempts(rank) + 1)}
-        self.windows = {process: w if w.final else replace(w, end=self.end) for process, w in windows.items()}
+        self.windows = ranks.together({process: w if w.final else replace(w, end=self.end) for process, w in windows.items()})
         for (rank, attempt), window in self.windows.items():
             folder = os.sep + f"rank-{rank:04d}" + (f".attempt-{attempt}" if attempt > 1 else "") + os.sep
-            state = (window.final, {path: size for path, size in sizes.items() if folder in path})
+            state = (window.final, {path: size for path, size in sizes.items() if folder in path or window.peers})
             if self._verdicts.get((rank, attempt), (None,))[0] != state:  # a process long over is not judged again
                 self._verdicts[rank, attempt] = (state, engine.diagnose(window, self._config))
         if self.windows:

@@ -38,6 +38,7 @@ class Window:
         sources: text of the user's own files, by the path used in locations.
         end: how the process ended, ``None`` while it lives.
         rank: rank of the process.
+        peers: windows of the other ranks of the same process group, by rank; they have no peers themselves.
     """
 
     run: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Window:
     sources: Mapping[str, str] = field(default_factory=dict)
     end: End | None = None
     rank: int = 0
+    peers: Sequence[Window] = ()
 
     def stream(self, name: str) -> np.ndarray:
         """Rows of a declared stream; an empty array when nothing was recorded."""

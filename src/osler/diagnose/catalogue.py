@@ -15,6 +15,7 @@ from osler.rules.data import (
     class_imbalance_metric,
     drop_last_data_loss,
     group_leak,
+    label_misaligned,
     no_shuffle_sorted,
     preprocessing_leak,
     target_leak_feature,
@@ -52,6 +53,7 @@ from osler.rules.optimization import (
     class_weighting,
     loss_diverged,
     loss_plateau,
+    loss_scale,
     loss_sign,
     lr_schedule,
     lr_too_high,
@@ -115,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
     singular_gradient.check,
     # data
-    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, no_shuffle_sorted.check,
+    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, label_misaligned.check, no_shuffle_sorted.check,
     preprocessing_leak.check, target_leak_feature.check, temporal_leak.check, train_val_overlap.check,
     # evaluation
     early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check,
@@ -124,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     ddp_no_sampler.check, ddp_params_unsynced.check, ddp_set_epoch_missing.check, ddp_unused_parameters.check,
     # optimization
     class_weighting.check,
-    loss_diverged.check, loss_plateau.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check,
+    loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check,
     # signal
     bad_init.check, dead_units.check, exploding_gradients.check, input_scale.check, output_range.check,
     target_scale.check, vanishing_gradients.check,

@@ -85,7 +85,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
              (criterion.install, (session, criteria, training.lane)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
              (tools.install, (session, helpers)), (schedulers.install, (session, schedulers.Schedules(session, training))),
              (clipping.install, (session, clipping.Clips(session, observer, training))), (scaling.install, (session, scaling.Scaling(session, observer, training))),
-             (distributed.install, (session, distributed.Ranks(session, training, hooks), _record)))
+             (distributed.install, (session, distributed.Ranks(session, training, hooks), _record, cleaned)))
     for part, args in parts:
         try:
             part(*args)
@@ -99,11 +99,10 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
 def _exceptions(session: Session) -> None:
     """Record an unhandled exception, take our frames out of its traceback, and let the hook that was there print it."""
     original = sys.excepthook
-    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         try:
-            trace = without_hook_frames(without_own_frames(trace, own))
+            trace = cleaned(trace)
             value.__traceback__ = trace
             _record(session, kind, value, trace)
         except Exception:
@@ -111,6 +110,11 @@ def _exceptions(session: Session) -> None:
         original(kind, value, trace)
 
     sys.excepthook = excepthook
+
+
+def cleaned(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback as it would be without osler."""
+    return without_hook_frames(without_own_frames(trace, os.path.dirname(os.path.abspath(__file__)) + os.sep))
 
 
 def without_own_frames(trace: TracebackType | None, own: str) -> TracebackType | None:

@@ -37,7 +37,8 @@ def check(window: Window, *, least_steps: int = 3) -> Iterator[Finding | NotChec
     Why it matters: the model is smaller than it looks: what the layer should contribute (depth, time, position) is missing.
     What to do: use the result, or remove the layer.
     When this is wrong: heads and experts of other tasks, stochastic depth, and spare layers of library models get no gradient by
-    design: a layer that never runs is a note, a layer that a library class leaves out is none.
+    design: a layer that never runs is a note, a layer that a library class leaves out is none. Whoever passes find_unused_parameters=True
+    to DistributedDataParallel knows of it: a note.
     Source: torch DistributedDataParallel documentation (unused parameters).
     """
     lacking = starved(window)
@@ -106,8 +107,9 @@ def told(window: Window, uids: set[int], called: list[Pass]) -> Finding:
     name = (module["name"] or module["class"]) if module is not None else known.get(first, {}).get("name", "a parameter")
     built = spot(module.get("at")) if module is not None else None
     all_names = [known[u]["name"] for u in sorted(uids) if u in known]
+    expected = any(f.get("find_unused_parameters") for f in window.facts("ddp"))
     return Finding(
-        "unused-module", "certain", "harmful", f"{name} runs and its result never reaches the loss",
+        "unused-module", "certain", "note" if expected else "harmful", f"{name} runs and its result never reaches the loss",
         f"Use the result of {quoted(window, place, name)}, or remove {name}.", Where.at(place or built, module=name, also=(str(built),) if built and built != place else ()), first_step=0,
         evidence=(Evidence(f"{count(len(uids), 'parameter')} ({shown(all_names)}) never got a gradient; their operations run, and no value of theirs enters the loss", "gradients/never",
                            value=float(len(uids)), threshold=0.0, samples=starved(window).steps),), explains=("loss-plateau", "vanishing-gradients"))
