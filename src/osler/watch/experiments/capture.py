@@ -30,7 +30,8 @@ class Capture:
         built_at: construction line of a module, if known.
         args, kwargs, output: what the root's forward got and returned.
         target, criterion_input: what the criterion got, if there was one.
-        loaders: ``(index, DataLoader)`` of the training loaders.
+        targets: what every criterion of the step got, the last one included.
+        loaders: ``(index, DataLoader)`` of the loaders alive; active: index of the one that served the newest batch, -1 without one.
     """
 
     root: nn.Module
@@ -42,11 +43,18 @@ class Capture:
     output: Any = None
     target: torch.Tensor | None = None
     criterion_input: torch.Tensor | None = None
+    targets: list[torch.Tensor] = field(default_factory=list)
     loaders: list[tuple[int, Any]] = field(default_factory=list)
+    active: int = -1
 
 
 def obstacle(capture: Capture) -> str | None:
-    """Why no forked experiment is possible here, or ``None``."""
+    """Why no forked experiment on this capture is possible here, or ``None``."""
+    return process_obstacle() or _modules(capture.root) or _tensors(capture)
+
+
+def process_obstacle() -> str | None:
+    """Why this process cannot be forked now, or ``None``."""
     if not hasattr(os, "fork") or not hasattr(signal, "setitimer"):
         return "no fork on this platform"
     if threading.current_thread() is not threading.main_thread():
@@ -60,7 +68,9 @@ def obstacle(capture: Capture) -> str | None:
     accelerator = torch.cuda.is_initialized() or (hasattr(torch, "xpu") and torch.xpu.is_initialized())
     if accelerator:
         return "an accelerator is in use"
-    return _modules(capture.root) or _tensors(capture)
+    if (size := _resident()) > MAX_RESIDENT:
+        return f"{size >> 20} MiB resident: too much for a cheap fork"
+    return None
 
 
 def _modules(root: nn.Module) -> str | None:
@@ -90,8 +100,6 @@ def _tensors(capture: Capture) -> str | None:
         total += parameter.numel()
     if total > MAX_PARAMETERS:
         return f"{total} parameters: too many for a cheap copy"
-    if (size := _resident()) > MAX_RESIDENT:
-        return f"{size >> 20} MiB resident: too much for a cheap fork"
     return None
 
 

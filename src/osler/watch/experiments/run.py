@@ -13,9 +13,12 @@ from osler.watch.experiments.capture import Capture
 from osler.watch.experiments.causality import causality
 from osler.watch.experiments.independence import input_independence
 from osler.watch.experiments.items import item_repeat
+from osler.watch.experiments.labels import label_dependence
 from osler.watch.experiments.layout import Batch, Layout, Shift, find_layout, find_shift
+from osler.watch.experiments.outliers import absurd_rows
 from osler.watch.experiments.repeat import input_mutated, pass_repeat
 from osler.watch.experiments.subject import Emit, Subject, Unclear
+from osler.watch.experiments.tokens import token_shift
 
 MAX_LOADERS = 4
 Row = dict[str, Any]
@@ -54,6 +57,14 @@ def run(capture: Capture, emit: Emit, seconds: float = 5.0) -> None:
 
         return ready
 
+    def rows() -> Row | None:
+        """Pairing of the training rows; what lies far out among them. The first emits by itself."""
+        found = label_dependence(capture, emit)
+        for part in found[:1]:
+            if (row := absurd_rows(part)) is not None:
+                emit({"name": "absurd-rows", "seconds": 0.0, "loader": capture.active, "at": None, **row})
+        return None
+
     # A first pass that took long tells what the rest would take; the ones below count about ten more.
     if subject.seconds * 12 > seconds - (perf_counter() - begin):
         why, layout, batch = f"one pass takes {subject.seconds:.2f} s", None, None
@@ -64,6 +75,8 @@ def run(capture: Capture, emit: Emit, seconds: float = 5.0) -> None:
     if shift is not None:
         attempt("causality", need(lambda known, some: causality(subject, known, some, shift)))
     attempt("input-independence", need(lambda known, some: input_independence(subject, known, some, woken)))
+    attempt("token-shift", lambda: token_shift(capture))
+    attempt("rows", rows)
     subject.training()
     if batch is not None:
         attempt("input-mutated", lambda: input_mutated(subject, few))
