@@ -58,6 +58,7 @@ from osler.rules.optimization import (
     lr_schedule,
     lr_too_high,
     lr_too_low,
+    sample_weights_unnormalised,
 )
 from osler.rules.precision import (
     amp_scaler_not_updated,
@@ -65,6 +66,12 @@ from osler.rules.precision import (
     fp16_overflow,
     fp16_underflow,
     low_precision_updates_lost,
+)
+from osler.rules.reproducibility import (
+    checkpoint_rng_mismatch,
+    nondeterminism,
+    resume_state_missing,
+    worker_seed_duplicate,
 )
 from osler.rules.signal import (
     bad_init,
@@ -126,13 +133,15 @@ RULES: tuple[Rule, ...] = (
     ddp_no_sampler.check, ddp_params_unsynced.check, ddp_set_epoch_missing.check, ddp_unused_parameters.check,
     # optimization
     class_weighting.check,
-    loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check,
+    loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check, sample_weights_unnormalised.check,
     # signal
     bad_init.check, dead_units.check, exploding_gradients.check, input_scale.check, output_range.check,
     target_scale.check, vanishing_gradients.check,
     # precision
     amp_scaler_not_updated.check, amp_unscale_missing.check, fp16_overflow.check, fp16_underflow.check,
     low_precision_updates_lost.check,
+    # reproducibility
+    checkpoint_rng_mismatch.check, nondeterminism.check, resume_state_missing.check, worker_seed_duplicate.check,
     # memory and throughput
     loss_graph_retained.check, no_grad_missing.check, python_memory_leak.check, no_workers.check, per_step_sync.check, slow_dataset.check,
 )

@@ -36,6 +36,7 @@ BY_GROUP: dict[str, dict[str, str]] = {
         "loss-scale": "reduction, accumulation or weighting makes the loss wrong by a large factor",
         "loss-sign": "the objective has the wrong sign",
         "class-weighting": "class weights favour the wrong class",
+        "sample-weights-unnormalised": "row weights do not average to one, so they scale the loss",
     },
     "signal": {
         "bad-init": "the initial weights are constant, zero or far too large",

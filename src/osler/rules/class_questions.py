@@ -11,6 +11,7 @@ import numpy as np
 from osler.core.facts import Fact, Location
 from osler.core.window import Window
 from osler.rules import script
+from osler.rules.code_questions import covers, enclosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +166,28 @@ def number(window: Window, file: str, node: ast.AST | None, given: dict[str, flo
             return number(window, file, found.value, given, found.lineno)
     value = script.constant(window, file, node, before)
     return float(value) if isinstance(value, int | float) else None
+
+
+def factor_line(window: Window, at: Location | None) -> Location | None:
+    """The line near the row losses where their factor gets its value: indexed by the labels, or chosen by ``where``."""
+    if at is None:
+        return None
+    scope = next(enclosing(window, at, (ast.FunctionDef,)), None) or script.tree(window, at.file)
+    near = [n for n in ast.walk(scope) if abs(getattr(n, "lineno", 10**6) - at.line) < 30] if scope is not None else []
+    for node in near:
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute):
+            name = script.dotted(node.value)
+            found = script.assignment(window, at.file, name, node.lineno) if name and weighs(name) else None
+            if found is not None:
+                return Location(at.file, found.lineno)
+    for node in near:
+        if isinstance(node, ast.Assign) and not covers(node, at.line) and any(weighs(w) for w in script.words(node)):
+            held = [n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) or (isinstance(n, ast.Call) and script.call_name(n) in ("where", "gather", "index_select", "take"))]
+            if held:
+                return Location(at.file, node.lineno)
+    return at
+
+
+def weighs(name: str) -> bool:
+    last = name.rsplit(".", 1)[-1].lower()
+    return "weight" in last or "alpha" in last or last in ("w", "cw", "ws", "at")

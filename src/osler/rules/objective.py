@@ -51,6 +51,7 @@ class Term:
         divisors: expressions it is divided by that are no constants.
         factors: for a product, its parts.
         flipped: line of the innermost minus on the way.
+        scaled: line of the innermost factor or divisor.
         trail: names of the variables and functions that were expanded on the way, innermost last.
     """
 
@@ -63,6 +64,7 @@ class Term:
     factors: tuple[ast.expr, ...] = ()
     flipped: int | None = None
     trail: tuple[str, ...] = ()
+    scaled: int | None = None
 
     @property
     def at(self) -> Location:
@@ -274,7 +276,8 @@ class Expander:
                 divisors.append(part)
             else:
                 factors.append(part)
-        made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped)
+        scaled = node.lineno if constant != here.factor or len(divisors) > len(here.divisors) else here.scaled
+        made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped, scaled=scaled)
         if len(factors) == 1:
             yield from self.walk(factors[0], place, made, depth)
         elif factors:

@@ -10,8 +10,8 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules import script
-from osler.rules.class_questions import LABEL_NAMES, argument_line, backwards, number, shares, shuffled
-from osler.rules.code_questions import covers, enclosing
+from osler.rules.class_questions import LABEL_NAMES, argument_line, backwards, factor_line, number, shares, shuffled
+from osler.rules.code_questions import enclosing
 from osler.rules.graph_questions import criteria, loss_built
 
 EXPLAINS = ("class-imbalance-metric", "loss-plateau")
@@ -140,31 +140,6 @@ def by_hand(window: Window, fact: Fact, skew: float, ratio: float, by_gradient: 
                  Evidence(f"gradient that a row's loss gets: {weights[common]:.3g} for class {common} ({seen.share[common]:.1%} of the labels), {weights[few]:.3g} for class {few} "
                           f"({seen.share[few]:.1%})", "criterion/class_pull", value=float(weights[common] / max(weights[few], 1e-12)), threshold=by_gradient, samples=seen.total),
                  "certain" if line is not None else "measured", (str(fact.at),) if fact.at is not None else ())
-
-
-def factor_line(window: Window, at: Location | None) -> Location | None:
-    """The line near the row losses where their factor gets its value: indexed by the labels, or chosen by ``where``."""
-    if at is None:
-        return None
-    scope = next(enclosing(window, at, (ast.FunctionDef,)), None) or script.tree(window, at.file)
-    near = [n for n in ast.walk(scope) if abs(getattr(n, "lineno", 10**6) - at.line) < 30] if scope is not None else []
-    for node in near:
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute):
-            name = script.dotted(node.value)
-            found = script.assignment(window, at.file, name, node.lineno) if name and weighs(name) else None
-            if found is not None:
-                return Location(at.file, found.lineno)
-    for node in near:
-        if isinstance(node, ast.Assign) and not covers(node, at.line) and any(weighs(w) for w in script.words(node)):
-            held = [n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) or (isinstance(n, ast.Call) and script.call_name(n) in ("where", "gather", "index_select", "take"))]
-            if held:
-                return Location(at.file, node.lineno)
-    return at
-
-
-def weighs(name: str) -> bool:
-    last = name.rsplit(".", 1)[-1].lower()
-    return "weight" in last or "alpha" in last or last in ("w", "cw", "ws", "at")
 
 
 def alpha_line(window: Window, fact: Fact) -> Location | None:
