@@ -16,6 +16,7 @@ from osler.rules.data import (
     drop_last_data_loss,
     group_leak,
     label_misaligned,
+    label_noise,
     no_shuffle_sorted,
     preprocessing_leak,
     target_leak_feature,
@@ -32,6 +33,7 @@ from osler.rules.evaluation import (
     early_stop_misconfigured,
     eval_mode_missing,
     metric_unequal_batches,
+    snapshot_aliased,
     train_mode_not_restored,
     val_augmented,
     val_preprocessing_mismatch,
@@ -92,6 +94,7 @@ from osler.rules.wiring import (
     batchnorm_misuse,
     double_activation,
     dropout_misuse,
+    freeze_without_effect,
     frozen_params,
     grad_cleared_before_step,
     grad_not_cleared,
@@ -114,7 +117,7 @@ from osler.rules.wiring import (
 
 RULES: tuple[Rule, ...] = (
     # wiring
-    attention_mask.check, batchnorm_misuse.check, double_activation.check, dropout_misuse.check,
+    attention_mask.check, batchnorm_misuse.check, double_activation.check, dropout_misuse.check, freeze_without_effect.check,
     frozen_params.check, grad_cleared_before_step.check, grad_not_cleared.check, graph_broken.check,
     hidden_state_not_detached.check, inplace_mutation.check, label_mask.check, loss_expects_log_probs.check,
     loss_head_mismatch.check, optimizer_wrong_params.check, shadow_weights_stale.check, shape_broadcast.check,
@@ -124,10 +127,10 @@ RULES: tuple[Rule, ...] = (
     division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
     singular_gradient.check,
     # data
-    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, label_misaligned.check, no_shuffle_sorted.check,
+    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, label_misaligned.check, label_noise.check, no_shuffle_sorted.check,
     preprocessing_leak.check, target_leak_feature.check, temporal_leak.check, train_val_overlap.check,
     # evaluation
-    early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check,
+    early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check, snapshot_aliased.check,
     train_mode_not_restored.check, val_augmented.check, val_preprocessing_mismatch.check,
     # distributed
     ddp_no_sampler.check, ddp_params_unsynced.check, ddp_set_epoch_missing.check, ddp_unused_parameters.check,

@@ -17,6 +17,7 @@ BY_GROUP: dict[str, dict[str, str]] = {
         "unused-module": "registered parameters have no influence on the output",
         "graph-broken": "the gradient is cut between the loss and parameters that should learn",
         "frozen-params": "parameters that should learn have requires_grad switched off",
+        "freeze-without-effect": "a line that should freeze parameters does nothing",
         "weights-not-loaded": "a checkpoint was read, but its weights did not reach the model",
         "tied-weights-broken": "two parameters meant to be one and the same are separate",
         "shadow-weights-stale": "the averaged or target copy of the model is never updated",
@@ -61,6 +62,7 @@ BY_GROUP: dict[str, dict[str, str]] = {
         "val-preprocessing-mismatch": "validation inputs are prepared differently from training inputs",
         "val-augmented": "random augmentation also acts on validation",
         "metric-unequal-batches": "means of unequal batches are averaged as if they were equal",
+        "snapshot-aliased": "the state kept of the best model is the memory of the model itself",
         "early-stop-misconfigured": "early stopping watches the wrong direction or metric, or has no patience",
     },
     "data": {

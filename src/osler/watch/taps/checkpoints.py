@@ -25,6 +25,7 @@ class Checkpoints:
         self.session = session
         self.read: list[dict[str, Any]] = []
         self.versions: dict[int, int] = {}
+        self.told: dict[str, int] = {}
         session.finishers.append(self.finish)
 
     @quiet
@@ -40,6 +41,26 @@ class Checkpoints:
                                   "places": {v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor) and v.numel()}})
 
     @quiet
+    def contents(self, kind: str, value: Any) -> None:
+        """What a file holds that was written (`file-saved`) or read (`file-read`): its entries, and which of them are whose state."""
+        at = user_line()
+        key = f"{kind}|{at}"
+        self.told[key] = self.told.get(key, 0) + 1
+        if not isinstance(value, Mapping) or self.told[key] > 2 or len(self.told) > 40:
+            return
+        self.session.fact(kind, at, keys=[str(k) for k in list(value)[:60]], what={str(k): state_kind(v) for k, v in list(value.items())[:60]},
+                          whole=state_kind(value))
+
+    @quiet
+    def restored(self, what: str, owner: Any) -> None:
+        """``load_state_dict`` of an optimizer, a scheduler or a scaler."""
+        at = user_line()
+        key = f"{what}|{at}"
+        self.told[key] = self.told.get(key, 0) + 1
+        if self.told[key] <= 3 and len(self.told) <= 40:
+            self.session.fact("state-loaded", at, what=what, **{"class": type(owner).__name__})
+
+    @quiet
     def applied(self, module: nn.Module, state: Mapping[str, Any], expected: dict[str, tuple[int, ...]], strict: bool) -> None:
         session, registry = self.session, self.session.registry
         given = {str(k): tuple(v.shape) if isinstance(v, torch.Tensor) else () for k, v in dict(state).items()}
@@ -53,12 +74,14 @@ class Checkpoints:
         unexpected = [k for k in given if k not in expected]
         wrong = [k for k in expected if k in given and given[k] != expected[k]]
         numel = {name: t.numel() for name, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+        own = {name: t.data_ptr() for name, t in module.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor) and t.numel()}
+        aliased = sum(isinstance(v, torch.Tensor) and v.data_ptr() == own.get(str(k)) for k, v in dict(state).items())
         for name, parameter in module.named_parameters():
             if name in given:
                 uid = registry.uid(parameter)
                 registry.loaded.add(uid)
                 self.versions[uid] = parameter._version
-        session.fact("load-state-dict", user_line(), root=registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected),
+        session.fact("load-state-dict", user_line(), root=registry.module_id(module), strict=strict, matched=len(matched), expected=len(expected), aliased=aliased,
                      missing=missing[:MAX_NAMES], missing_total=len(missing), unexpected=unexpected[:MAX_NAMES], unexpected_total=len(unexpected),
                      shape_mismatch=wrong[:MAX_NAMES], matched_numel=sum(numel.get(k, 0) for k in matched), expected_numel=sum(numel.values()),
                      **{"class": type(module).__name__})
@@ -107,6 +130,24 @@ class Checkpoints:
                     row["fits"] = {"root": self.session.registry.module_id(root), "keys": len(shared), "expected": len(own), "class": type(root).__name__}
 
 
+def state_kind(value: Any) -> str:
+    """Whose state this is, told by its entries: ``optimizer``, ``scheduler``, ``scaler``, ``model``, ``mapping``, ``tensor``, ``number`` or ``other``."""
+    if isinstance(value, Mapping):
+        if "param_groups" in value and "state" in value:
+            return "optimizer"
+        if "last_epoch" in value or "_last_lr" in value or "num_bad_epochs" in value:
+            return "scheduler"
+        if "scale" in value and "growth_factor" in value:
+            return "scaler"
+        tensors = sum(isinstance(v, torch.Tensor) for v in value.values())
+        return "model" if tensors and tensors * 2 >= len(value) else "mapping"
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, nn.Module):
+        return "module"
+    return "number" if isinstance(value, int | float) else "other"
+
+
 def install(session: Session, checkpoints: Checkpoints) -> None:
     guard = session.guard
     original_load = nn.Module.load_state_dict
@@ -136,8 +177,39 @@ def install(session: Session, checkpoints: Checkpoints) -> None:
         if guard.armed("load"):
             try:
                 checkpoints.loaded_file(result)
+                checkpoints.contents("file-read", result)
             except Exception:
                 guard.failed("load")
         return result
 
     torch.load = passing(load)
+    original_save = torch.save
+
+    @functools.wraps(original_save)
+    def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if guard.armed("load"):
+            try:
+                checkpoints.contents("file-saved", obj)
+            except Exception:
+                guard.failed("load")
+        return original_save(obj, *args, **kwargs)
+
+    torch.save = passing(save)
+    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+    for cls, what in ((torch.optim.Optimizer, "optimizer"), (LRScheduler, "scheduler"), (ReduceLROnPlateau, "scheduler"), (torch.amp.GradScaler, "scaler")):
+        if "load_state_dict" in cls.__dict__:
+            cls.load_state_dict = _telling(session, checkpoints, cls.load_state_dict, what)
+
+
+def _telling(session: Session, checkpoints: Checkpoints, original: Any, what: str) -> Any:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if session.guard.armed("load"):
+            try:
+                checkpoints.restored(what, self)
+            except Exception:
+                session.guard.failed("load")
+        return result
+
+    return passing(load_state_dict)
