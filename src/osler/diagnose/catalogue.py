@@ -13,6 +13,7 @@ from osler.core.rule import Rule
 from osler.diagnose.meanings import BY_GROUP, GROUP, MEANINGS
 from osler.rules.data import (
     class_imbalance_metric,
+    corrupt_sample_spike,
     drop_last_data_loss,
     group_leak,
     label_misaligned,
@@ -78,6 +79,7 @@ from osler.rules.reproducibility import (
 from osler.rules.signal import (
     bad_init,
     dead_units,
+    embedding_collapse,
     exploding_gradients,
     input_scale,
     output_range,
@@ -127,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     division_by_zero.check, infeasible_target.check, log_of_zero.check, loss_nan.check, nonfinite_input.check,
     singular_gradient.check,
     # data
-    class_imbalance_metric.check, drop_last_data_loss.check, group_leak.check, label_misaligned.check, label_noise.check, no_shuffle_sorted.check,
+    class_imbalance_metric.check, corrupt_sample_spike.check, drop_last_data_loss.check, group_leak.check, label_misaligned.check, label_noise.check, no_shuffle_sorted.check,
     preprocessing_leak.check, target_leak_feature.check, temporal_leak.check, train_val_overlap.check,
     # evaluation
     early_stop_misconfigured.check, eval_mode_missing.check, metric_unequal_batches.check, snapshot_aliased.check,
@@ -138,7 +140,7 @@ RULES: tuple[Rule, ...] = (
     class_weighting.check,
     loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check, sample_weights_unnormalised.check,
     # signal
-    bad_init.check, dead_units.check, exploding_gradients.check, input_scale.check, output_range.check,
+    bad_init.check, dead_units.check, embedding_collapse.check, exploding_gradients.check, input_scale.check, output_range.check,
     target_scale.check, vanishing_gradients.check,
     # precision
     amp_scaler_not_updated.check, amp_unscale_missing.check, fp16_overflow.check, fp16_underflow.check,

@@ -107,7 +107,7 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("tied-weights-broken", ("overfit", "loss-plateau"), "two copies learn apart"),
     ("shadow-weights-stale", ("overfit", "loss-plateau", "loss-diverged"), "the copy that is read never learns"),
     # optimization and signal
-    ("lr-too-high", ("dead-units", "loss-plateau", "embedding-collapse", "output-range", *BLOW_UP),
+    ("lr-too-high", ("dead-units", "loss-plateau", "output-range", *BLOW_UP),
      "steps that are too large leave the region where the gradient means anything"),
     ("lr-schedule", ("lr-too-low", "lr-too-high", "early-stop-misconfigured", "loss-plateau", "params-not-moving", *BLOW_UP),
      "the schedule sets the learning rate"),
@@ -122,10 +122,10 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("dead-units", WEAK_GRADIENT, "units that are always zero pass no gradient on"),
     ("exploding-gradients", ("loss-diverged", "loss-spikes", "lr-too-high", *NONFINITE), "gradients grow until the step overshoots"),
     ("vanishing-gradients", STANDSTILL, "layers that get no gradient do not move"),
-    ("embedding-collapse", STANDSTILL, "one point for everything is where the loss gets stuck"),
+    ("embedding-collapse", ("dead-units", "lr-too-high", "vanishing-gradients", *STANDSTILL), "one point for everything is where the loss gets stuck"),
     ("lr-too-low", ("loss-plateau", "params-not-moving"), "steps this small change nothing"),
     # numbers
-    *((cause, ("lr-too-high", "dead-units", *BLOW_UP), "what is not finite spoils everything after it") for cause in (
+    *((cause, ("lr-too-high", "dead-units", *(e for e in BLOW_UP if e != "fp16-overflow")), "what is not finite spoils everything after it") for cause in (
         "nonfinite-input", "log-of-zero", "division-by-zero", "singular-gradient", "infeasible-target")),
     ("corrupt-sample-spike", ("input-scale", "lr-too-high", *BLOW_UP), "the spike comes from the sample"),
     ("amp-unscale-missing", ("grad-clip-misuse", *STANDSTILL, *BLOW_UP), "scaled gradients are thousands of times too large for the threshold"),
