@@ -17,6 +17,7 @@ from osler.watch.compiler import quiet
 from osler.watch.courier import Late
 from osler.watch.cycle import Loop
 from osler.watch.graph import ZERO_DERIVATIVE, Lines, Walk, chain, follow, walk
+from osler.watch.outburst import Outbursts
 from osler.watch.readout import numbers, on_cpu, scalar, true
 from osler.watch.session import Session
 from osler.watch.trace import Tracer
@@ -66,6 +67,7 @@ class Backwards:
         self.poll_next = 0.0
         self.before_snapshot: Callable[[], None] = lambda: None
         self.snapshot_taken = False
+        self.outbursts = Outbursts(session, training.observer)
 
     @property
     def front(self) -> torch.Tensor | None:
@@ -102,6 +104,8 @@ class Backwards:
         if root.numel() == 1 and on_cpu(root) and not finite and self.nonfinite_facts < MAX_NONFINITE:
             self.loss_nonfinite(roots, value)
         if self.late is None:
+            if len(self.recent) == 8 and value > 5.0 * self.recent[-1] and finite and self.outbursts.seen(value, self.recent):
+                self.training.layers.next = 0
             self.recent.append(value)
         due = self.total >= self.walk_next and (session.budget.allows(self.walk_cost) or self.walk_cost < 3e-3)
         self.risky = []

@@ -156,22 +156,31 @@ def _copies(x: Array, y: Array, there: npt.NDArray[np.bool_]) -> bool:
 
 
 def contradictions(rows: RowSet, probe: Probe, other: RowSet | None) -> dict[str, Any]:
-    """Among the surest half of the predictions, the share that the given class contradicts: here, and on rows of another set."""
-    if not rows.classes:
-        return {}
+    """Among the surest half of the predictions, the share that the given class contradicts: here, and on rows of another set.
+
+    ``mapped``: score on the other set if each predicted class stood for the class that it most often meets there (another coding).
+    """
     y = rows.y[probe.rows]
     kinds = np.unique(rows.y)
-    own = probe.loo(coded(rows, y)).numpy() + (rows.y[:, None] == kinds[None]).mean(0)
-    row = {"contradicted": figure(_sure(own, kinds, y))}
-    if other is not None and other.classes and other.x.shape[1] == rows.x.shape[1]:
-        pick = np.linspace(0, len(other.x) - 1, min(len(other.x), MOST)).astype(int)
-        pick = pick[np.isin(other.y[pick], kinds)]
-        if len(pick) >= FEWEST:
-            x = torch.from_numpy(np.nan_to_num(other.x[pick])).double()
-            seen = probe.predict(x, coded(rows, y)).numpy() + (rows.y[:, None] == kinds[None]).mean(0)
-            right = kinds[seen.argmax(1)] == other.y[pick]
-            row |= {"other_rows": len(pick), "other_score": figure(float(right.mean())), "other_contradicted": figure(_sure(seen, kinds, other.y[pick]))}
-    return row
+    prior = (rows.y[:, None] == kinds[None]).mean(0) if rows.classes else np.zeros(1)
+    row: dict[str, Any] = {}
+    if rows.classes:
+        row["contradicted"] = figure(_sure(probe.loo(coded(rows, y)).numpy() + prior, kinds, y))
+    if other is None or bool(other.classes) != bool(rows.classes) or other.x.shape[1] != rows.x.shape[1]:
+        return row
+    pick = np.linspace(0, len(other.x) - 1, min(len(other.x), MOST)).astype(int)
+    pick = pick[np.isin(other.y[pick], kinds)] if rows.classes else pick
+    if len(pick) < FEWEST:
+        return row
+    seen = probe.predict(torch.from_numpy(np.nan_to_num(other.x[pick])).double(), coded(rows, y))
+    if not rows.classes:
+        return row | {"other_rows": len(pick), "other_score": figure(hits(other, seen, other.y[pick]))}
+    scores = seen.numpy() + prior
+    told, given = scores.argmax(1), np.searchsorted(kinds, other.y[pick])
+    table = np.zeros((len(kinds), len(kinds)))
+    np.add.at(table, (told, given), 1)
+    return row | {"other_rows": len(pick), "other_score": figure(float((told == given).mean())), "other_contradicted": figure(_sure(scores, kinds, other.y[pick])),
+                  "mapped": figure(float(table.max(1).sum() / table.sum())) if len(set(table.argmax(1)[table.sum(1) > 0])) == int((table.sum(1) > 0).sum()) else None}
 
 
 def _sure(scores: Array, kinds: Array, y: Array) -> float:
