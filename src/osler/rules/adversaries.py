@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from osler.core.facts import Location
 from osler.core.window import Window
 from osler.rules import script
-from osler.rules.objective import Expander, Objective, Place, Term
-from osler.rules.terms import base
+from osler.rules.objective import LIBRARIES, Expander, Objective, Place, Term
+from osler.rules.terms import base, constructed, meaning, meanings
 
 JUDGE = re.compile(r"^(d|disc|discriminator|critic|netd|d_net|dis|dnet|score_net|d_model)$", re.I)
 CRITIC = re.compile(r"^(q\d?|critic\d?|qf\d?|q_?net\d?|critic_?net\d?|q_?func(tion)?|value_?net)$", re.I)
@@ -22,6 +22,9 @@ ONES, ZEROS = re.compile(r"ones|real_label|valid|^real$|true_label|^one|label_re
 POSITIVE, NEGATIVE = re.compile(r"(^|_)(pos(itive)?|p|ap|chosen|win(ner)?|good|w)(_|$|\d)|positive", re.I), re.compile(r"(^|_)(neg(ative)?|n|an|rejected|lose(r)?|bad|l)(_|$|\d)|negative", re.I)
 DISTANCE = re.compile(r"dist|norm|^d_|^d[pn]$|pow|square|cdist|euclid", re.I)
 SIMILAR = re.compile(r"sim|cos|score|dot|logit|reward|^s_|rank|logp|utility", re.I)
+
+
+SAME = re.compile(r"^(same|similar|is_same|match|matched|positive|together|y_same|same_class)$", re.I)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Push:
 
 def wrong(window: Window, expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
     """``(title, fix, line, evidence)`` of the first objective that works against its own purpose."""
-    return actor(expander, found) or pairs(expander, found) or generator(expander, found)
+    return actor(expander, found) or pairs(expander, found) or ranked(expander, found) or scores(expander, found) or by_hand(expander, found) or generator(expander, found)
 
 
 def argument_text(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> str:
@@ -94,6 +97,98 @@ def pairs(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Loc
                         "The loss must rise with the distance of positives (fall with their score), and the other way round for negatives.", Location(plus.place.file, plus.node.lineno),
                         f"`{ast.unparse(plus.node)[:70]}` enters with {'minus' if plus.sign < 0 else 'plus'}, `{ast.unparse(minus.node)[:70]}` with {'minus' if minus.sign < 0 else 'plus'}")
     return None
+
+
+def ranked(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """Ranking losses of torch whose arguments have changed places, and a contrastive loss whose label picks the other branch."""
+    for objective in found:
+        for term in objective.terms:
+            node = term.node
+            if isinstance(node, ast.Call) and len(node.args) >= 3 and term.sign > 0:
+                name = script.call_name(node) + " " + (constructed(expander, node, term.place) or "")
+                first, second, third = (argument_name(a) for a in node.args[:3])
+                if re.search(r"triplet", name, re.I) and NEGATIVE.search(second) and POSITIVE.search(third):
+                    return ("The triplet loss gets the negative where it wants the positive", "The order is (anchor, positive, negative).", term.at, f"`{ast.unparse(node)[:90]}`")
+                if re.search(r"margin_?ranking", name, re.I):
+                    way = aim(expander, node.args[2], term.place)
+                    kind = 1 if DISTANCE.search(first) else -1
+                    high = 1 if POSITIVE.search(first) and NEGATIVE.search(second) else -1 if NEGATIVE.search(first) and POSITIVE.search(second) else 0
+                    if way and high and high * way == kind:
+                        return ("The ranking loss puts negatives above positives", "With a target of 1 the first argument is ranked higher: pass (positive, negative).", term.at, f"`{ast.unparse(node)[:90]}`")
+            same = [f for f in term.factors if isinstance(f, ast.Name) and SAME.search(f.id)]
+            rest = [f for f in term.factors if f not in same]
+            if len(same) == 1 and len(rest) == 1 and term.sign > 0:
+                inner = ast.parse(base(rest[0]), mode="eval").body
+                for leaf in expander.walk(inner, term.place, depth=6):
+                    words = {*script.words(leaf.node), *leaf.trail[-1:]}
+                    if {"relu", "clamp"} & set(leaf.through) and leaf.sign < 0 and any(DISTANCE.search(w) or w == "d" for w in words):
+                        return ("The contrastive loss pushes pairs of one class apart", "Pairs that belong together get the squared distance, the others the margin.", term.at,
+                                f"`{same[0].id}` multiplies the margin term")
+    return None
+
+
+def argument_name(node: ast.expr) -> str:
+    while isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    return (script.dotted(node) or script.root(node) or "").rsplit(".", 1)[-1]
+
+
+def scores(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """Distances (or negated similarities) handed to a softmax as if the largest were the best."""
+    for objective in found:
+        for term in objective.terms:
+            node = term.node
+            if not isinstance(node, ast.Call) or (script.call_name(node) not in ("cross_entropy", "log_softmax") and "CrossEntropy" not in (constructed(expander, node, term.place) or "")):
+                continue
+            library = script.call_name(node) != "log_softmax" or not isinstance(node.func, ast.Attribute) or (isinstance(node.func.value, ast.Name) and node.func.value.id in LIBRARIES)
+            given = node.args[0] if library and node.args else node.func.value if isinstance(node.func, ast.Attribute) else None
+            for leaf in expander.walk(given, term.place, depth=8) if given is not None else ():
+                kind = {m.kind for m in meaning(expander, leaf)}
+                if leaf.sign > 0 and ((isinstance(leaf.node, ast.Call) and script.call_name(leaf.node) in ("cdist", "pairwise_distance", "norm")) or "square" in kind):
+                    return ("Distances are used as scores: the farthest class gets the highest probability", "Use the negative distance: cross_entropy(-distance, target).", leaf.at if leaf.place.file == objective.at.file else term.at,
+                            f"`{ast.unparse(leaf.node)[:80]}` enters the softmax with plus")
+                if leaf.sign < 0 and ("similarity" in kind or (isinstance(leaf.node, ast.BinOp) and isinstance(leaf.node.op, ast.MatMult)
+                                                               and ".T" in ast.unparse(leaf.node) and not re.search(r"weight|\bW\b", ast.unparse(leaf.node)))):
+                    return ("Negated similarities are used as scores: what belongs together gets the lowest probability", "Drop the minus before the similarity.",
+                            Location(leaf.place.file, leaf.flipped or leaf.node.lineno), f"`{ast.unparse(leaf.node)[:80]}` enters the softmax with minus")
+    return None
+
+
+def by_hand(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
+    """An update written out that climbs: ``p += lr * p.grad``."""
+    if any(m.want and m.term.sign != m.want for o in found for m in meanings(expander, o.terms) if m.kind in ("loss", "square", "loglik", "policy")) \
+            or not any(m.kind in ("loss", "square", "loglik") for o in found for m in meanings(expander, o.terms)):
+        return None
+    for file in expander.window.sources:
+        module = script.tree(expander.window, file)
+        for node in ast.walk(module) if module is not None else ():
+            climbed: ast.expr | None = None
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and has_grad(node.value) == root_of(node.target) and not negative(node.value):
+                climbed = node.target
+            elif isinstance(node, ast.Call) and script.call_name(node) == "add_" and node.args and isinstance(node.func, ast.Attribute):
+                alpha = next((k.value for k in node.keywords if k.arg == "alpha"), None)
+                if has_grad(node.args[0]) == root_of(node.func.value) and not negative(node.args[0]) and not (alpha is not None and negative(alpha)):
+                    climbed = node.func.value
+            if climbed is not None and has_grad(climbed) is None and expander.did_run(file, node) and not re.search(r"^(x|delta|adv|img|image|inp|input|noise|z|perturb)", root_of(climbed) or "x", re.I):
+                return ("The update climbs the loss: the gradient is added", "Subtract it: p -= lr * p.grad.", Location(file, int(getattr(node, "lineno", 1))), f"`{ast.unparse(node)[:80]}`")
+    return None
+
+
+def root_of(node: ast.expr) -> str | None:
+    found = script.root(node)
+    return found.split(".")[0] if found is not None and not found.startswith("self.") else found
+
+
+def has_grad(node: ast.expr) -> str | None:
+    """The variable whose ``.grad`` an expression uses as it is."""
+    for n in ast.walk(node):
+        if isinstance(n, ast.Attribute) and n.attr == "grad":
+            return None if "sign" in script.words(node) else root_of(n.value)
+    return None
+
+
+def negative(node: ast.expr) -> bool:
+    return any(isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub) for n in ast.walk(node))
 
 
 def names_of(expander: Expander, term: Term) -> set[str]:

@@ -23,7 +23,7 @@ GROWING = frozenset(("relu", "softplus", "exp", "log", "log1p", "expm1", "sqrt",
                      "maximum", "minimum", "logsumexp", "median", "quantile", "topk", "clamp_max", "where", "leaky_relu", "hinge"))
 LIBRARIES = frozenset(("torch", "F", "nn", "np", "functional", "optim", "distributions", "special", "linalg", "math", "jnp", "numpy"))
 NO_GRADIENT = frozenset(("detach", "item", "numpy", "tolist"))
-SCALARS = re.compile(r"^(alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|ratio|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
+SCALARS = re.compile(r"^(T|alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|ratio|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
                      r"|coef|lambda|weight$|_w$|^w_|beta|alpha|scale$|ramp|anneal|_lam$|^lam_|^lam\d?$|_c\d?$", re.I)
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
@@ -51,7 +51,9 @@ class Term:
         divisors: expressions it is divided by that are no constants.
         factors: for a product, its parts.
         flipped: line of the innermost minus on the way.
-        scaled: line of the innermost factor or divisor.
+        uses: for each name of the trail, the sign it is used with and the line.
+        reduced: where the innermost sum or mean stands.
+        scaled: line of the outermost factor or divisor.
         trail: names of the variables and functions that were expanded on the way, innermost last.
     """
 
@@ -65,6 +67,8 @@ class Term:
     flipped: int | None = None
     trail: tuple[str, ...] = ()
     scaled: int | None = None
+    reduced: Location | None = None
+    uses: tuple[tuple[str, int, Location], ...] = ()
 
     @property
     def at(self) -> Location:
@@ -215,9 +219,10 @@ class Expander:
             if not parts:
                 yield here
                 return
+            short = name.rsplit(".", 1)[-1]
             for inner, where, sign in parts:
                 yield from self.walk(inner, where, replace(here, sign=here.sign * sign, flipped=inner.lineno if sign < 0 else here.flipped,
-                                                             trail=(*here.trail, name.rsplit(".", 1)[-1])), depth - 1)
+                                                             trail=(*here.trail, short), uses=(*here.uses, (short, here.sign * sign, Location(place.file, node.lineno)))), depth - 1)
         else:
             yield here
 
@@ -253,7 +258,7 @@ class Expander:
         return None
 
     def product(self, node: ast.BinOp, place: Place, here: Term, depth: int) -> Iterator[Term]:
-        factors, divisors, sign, constant, flipped = [], [*here.divisors], here.sign, here.factor, here.flipped
+        factors, divisors, sign, constant, flipped, touched = [], [*here.divisors], here.sign, here.factor, here.flipped, False
         stack: list[tuple[ast.expr, bool]] = [(node, False)]
         while stack:
             part, below = stack.pop()
@@ -265,6 +270,7 @@ class Expander:
                 stack.append((part.operand, below))
                 continue
             value = self.scalar(part, place)
+            touched = touched or value is not None or below
             if value is not None:
                 sign = -sign if value < 0 else sign
                 flipped = part.lineno if value < 0 else flipped
@@ -276,7 +282,7 @@ class Expander:
                 divisors.append(part)
             else:
                 factors.append(part)
-        scaled = node.lineno if constant != here.factor or len(divisors) > len(here.divisors) else here.scaled
+        scaled = here.scaled if here.scaled is not None or not touched else node.lineno
         made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped, scaled=scaled)
         if len(factors) == 1:
             yield from self.walk(factors[0], place, made, depth)
@@ -381,14 +387,15 @@ class Expander:
         elif (called := self.called(node, place)) is not None:
             for value, where in called:
                 first = value.elts[0] if isinstance(value, ast.Tuple) and value.elts else value
-                yield from self.walk(first, where, replace(here, trail=(*here.trail, name)), depth - 1)
+                yield from self.walk(first, where, replace(here, trail=(*here.trail, name), uses=(*here.uses, (name, here.sign, Location(place.file, node.lineno)))), depth - 1)
         elif name in ("scale", "values") and operands and (name == "values" or node.args):
             yield from self.walk(node.args[0] if name == "scale" else operands[0], place, here, depth - 1)
         elif name in LINEAR | GROWING and operands:
             chosen = operands[1:] if name == "where" and not method else operands[:1] if name in LINEAR or name in ("clamp", "clip", "topk", "quantile") else operands
             for item in chosen:
                 if not isinstance(item, ast.Constant):
-                    yield from self.walk(item, place, replace(here, through=(*here.through, name)), depth - 1)
+                    spot = Location(place.file, node.end_lineno or node.lineno) if name in ("sum", "mean") else here.reduced
+                    yield from self.walk(item, place, replace(here, through=(*here.through, name), reduced=spot), depth - 1)
         else:
             yield here
 

@@ -48,8 +48,19 @@ def last(name: str) -> str:
 
 def meanings(expander: Expander, terms: Sequence[Term]) -> list[Meaning]:
     found: list[Meaning] = [*unbounded(terms)]
+    vague: list[Term] = []
     for term in terms:
-        found += meaning(expander, term)
+        said = meaning(expander, term)
+        found += said
+        if not any(m.want for m in said):
+            vague.append(term)
+    clear = {use for m in found if m.want for use in m.term.uses}
+    for term in vague:
+        for use in term.uses:
+            kind = "loglik" if LIKELIHOOD.search(use[0]) else "overlap" if OVERLAP.search(use[0]) else ""
+            if kind and use not in clear and not re.search(r"loss|nll|neg|err", use[0], re.I) and not any(m.kind == kind for m in found):
+                found.append(Meaning(kind, -1, replace(term, sign=use[1])))
+                break
     return found
 
 
@@ -250,6 +261,8 @@ def product(expander: Expander, term: Term) -> list[Meaning]:
         return [Meaning("policy", -way * inner, term)] if way is not None else [Meaning("policy", 0, term)]
     leaves = [list(expander.walk(f, place)) for f in term.factors]
     logs = [i for i, found in enumerate(leaves) if (found and any(m.kind == "loglik" for m in meaning(expander, replace(found[0], factors=())))) or (found and is_log(found[0].node))]
+    if len(logs) == 2 == len(term.factors) and "exp" in {*leaves[0][0].through, *leaves[1][0].through}:
+        return [Meaning("entropy", -1, replace(term, sign=-term.sign))]
     if len(logs) == 1 and len(term.factors) == 2:
         other, logged = leaves[1 - logs[0]], leaves[logs[0]][0]
         if other and same(other[0], logged):
@@ -260,6 +273,10 @@ def product(expander: Expander, term: Term) -> list[Meaning]:
     overlap = [n for n in term.trail if OVERLAP.search(n)]
     if overlap and not any("plain" in m for m in marks):
         return [Meaning("overlap", -1, term)]
+    solid = [i for i, found in enumerate(leaves) if len(found) == 1 and any(m.kind in ("loss", "kl", "square", "similarity") for m in meaning(expander, replace(found[0], factors=())))]
+    if len(solid) == 1 and all(isinstance(f, ast.Name | ast.Attribute) and not expander.expand(script.dotted(f) or "", place) for i, f in enumerate(term.factors) if i not in solid):
+        inner_term = leaves[solid[0]][0]
+        return meaning(expander, replace(inner_term, sign=term.sign * inner_term.sign, flipped=inner_term.flipped or term.flipped))
     main = [i for i, m in enumerate(marks) if "plain" not in m]
     if len(main) == 1:
         sub = [replace(t, sign=t.sign * term.sign, factor=t.factor * term.factor, through=(*term.through, *t.through), flipped=t.flipped or term.flipped) for t in leaves[main[0]]]

@@ -135,15 +135,8 @@ def reduced_at(found: list[Objective]) -> Location | None:
     for objective in found:
         for term in objective.terms:
             if "sum" in term.through:
-                return sum_line(term) or term.at
+                return term.reduced or term.at
     return None
-
-
-def sum_line(term: Term) -> Location | None:
-    """The nearest line at or below the term that calls ``sum`` in the same function."""
-    calls = [n for n in ast.walk(term.place.scope) if isinstance(n, ast.Call) and (getattr(n.func, "attr", None) == "sum" or getattr(n.func, "id", None) == "sum")]
-    after = [n for n in calls if (n.end_lineno or n.lineno) >= term.node.lineno]
-    return Location(term.place.file, min(after, key=lambda n: n.lineno).lineno) if after else None
 
 
 def written(window: Window, expander: Expander, found: list[Objective]) -> Scale | None:
@@ -159,7 +152,7 @@ def written(window: Window, expander: Expander, found: list[Objective]) -> Scale
     if not main:
         return None
     if all("sum" in t.through and "mean" not in t.through and not t.divisors and t.factor >= 0.4 for t in main) and size > 1 and not row_sum(main[0]):
-        return Scale(float(size * k), f"the loss is a sum over the {size} rows of a batch (and whatever else it is summed over)", sum_line(main[0]) or main[0].at,
+        return Scale(float(size * k), f"the loss is a sum over the {size} rows of a batch (and whatever else it is summed over)", main[0].reduced or main[0].at,
                      "Divide by the number of rows: take the mean over the batch.", (str(objective.at),))
     if k > 1 and all(not t.divisors and t.factor >= 0.4 for t in main):
         return Scale(float(k), f"{k} backward passes add up in one step, each with the full loss", objective.at, f"Divide each loss by the number of accumulated batches ({k}).")
@@ -207,7 +200,7 @@ def hurt(window: Window, stuck: float, long: float, min_steps: int) -> Evidence 
 
 def crawls(window: Window, slow: float, short: float, min_steps: int) -> Evidence | None:
     line, move = curve(window, min_steps), motion(window)
-    if line is None or move is None or line.start <= 0 or line.n < 40:
+    if line is None or move is None or line.start <= 0 or line.n < 25:
         return None
     level, ratio = line.late / line.start, float(np.median(move.ratio))
     if level >= slow and ratio < short:
@@ -248,7 +241,7 @@ def terms_out_of_balance(window: Window, expander: Expander, found: list[Objecti
         features, rows = int(np.prod(shape[1:] or [1])), shape[0]
         weight = kl.factor / 0.5 * features * (rows if "mean" not in kl.through and not kl.divisors else 1)
         if "sum" in kl.through and weight >= beta and rest <= collapse * abs(pull * late):
-            at = sum_line(kl) or kl.at
+            at = kl.reduced or kl.at
             yield Finding("loss-scale", "measured", "harmful", f"The KL term weighs {weight:.3g} times too much beside a reconstruction that is a mean over {features} features: it went to zero",
                           'Sum the reconstruction over its features as well (reduction="sum", divided by the batch size), or weight the KL down.', Where.at(at, also=(str(fact.at),)),
                           first_step=0, evidence=(Evidence(f"at the end the KL term is {max(rest, 0.0):.3g} beside a reconstruction of {late:.4g}: the latent code is not used", "steps/loss",
@@ -257,16 +250,16 @@ def terms_out_of_balance(window: Window, expander: Expander, found: list[Objecti
 
 
 def heaviest(objective: Objective, fact: Fact) -> Location | None:
-    """Line of the term with the largest factor other than the criterion itself; one that is a bare sum where there is none."""
+    """Line of the term that is made heavy in the text: by the largest factor (of 5 or more), or as a bare sum."""
     others = [t for t in objective.terms if fact.at is None or t.node.lineno != fact.at.line or t.factor > 1]
-    weighty = [t for t in others if t.factor > 1 and t.scaled is not None]
+    weighty = [t for t in others if t.factor >= 5 and t.scaled is not None]
     if weighty:
         t = max(weighty, key=lambda t: t.factor)
         return Location(t.place.file, t.scaled or t.node.lineno)
     sums = [t for t in others if "sum" in t.through and "mean" not in t.through]
     if sums:
-        return sum_line(sums[0]) or sums[0].at
-    return others[0].at if others else objective.at
+        return sums[0].reduced or sums[0].at
+    return None
 
 
 def divergence(expander: Expander, objective: Objective) -> Term | None:

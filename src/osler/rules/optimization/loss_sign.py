@@ -14,7 +14,7 @@ from osler.rules import adversaries
 from osler.rules.code_questions import quoted
 from osler.rules.graph_questions import criteria
 from osler.rules.objective import Expander, Objective, objectives
-from osler.rules.terms import Meaning, meanings
+from osler.rules.terms import LIKELIHOOD, LOSS_NAME, OVERLAP, Meaning, meanings
 
 EXPLAINS = ("loss-diverged", "loss-plateau", "exploding-gradients", "overfit", "lr-too-high", "log-of-zero", "loss-nan", "dead-units", "embedding-collapse")
 AGAINST = re.compile(r"unlearn|forget|attack|adversar|revers|ascent|ascend|perturb|fool|confus|domain|debias|minimax|min_max|inner_max|virtual|discrepan", re.I)
@@ -29,6 +29,7 @@ SAID = {
     "similarity": ("the similarity of what belongs together is minimised", "Minimise 1 - similarity, or its negative."),
     "overlap": ("a score that should be high is minimised", "Minimise 1 - score, or its negative."),
 }
+SURE = re.compile(r"dice|iou|ssim|psnr|jaccard", re.I)
 MAIN = frozenset(("loss", "square", "loglik", "policy", "similarity", "overlap"))
 
 
@@ -105,6 +106,8 @@ def first_wrong(window: Window, objective: Objective, found: list[Meaning], flip
             return m
         if m.kind == "loglik" and not main and not any(r.kind == "loglik" for r in right) and not kinds & {"policy", "score", "product", "inner", "entropy"} and not sampled(t.node):
             return m
+        if m.kind == "overlap" and SURE.search(" ".join((ast.unparse(t.node), *t.trail))) and not kinds & {"policy", "product"}:
+            return m
         if m.kind in ("similarity", "overlap") and not main and not kinds & {"policy", "score", "distance"} and "pow" not in t.through and "abs" not in t.through:
             return m
     return None
@@ -121,6 +124,10 @@ def line_of(objective: Objective, wrong: Meaning) -> Location:
     t = wrong.term
     if t.sign < 0 and t.flipped is not None:
         return Location(t.place.file, t.flipped)
+    named = LIKELIHOOD if wrong.kind == "loglik" else OVERLAP if wrong.kind == "overlap" else None
+    for name, _, at in t.uses:  # what is rightly named stays as it is; its use lacks the minus
+        if named is not None and named.search(name) and not LOSS_NAME.search(name):
+            return at
     return t.at
 
 
