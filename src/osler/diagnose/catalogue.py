@@ -33,7 +33,9 @@ from osler.rules.distributed import (
 from osler.rules.evaluation import (
     early_stop_misconfigured,
     eval_mode_missing,
+    loss_stairs,
     metric_unequal_batches,
+    overfit,
     snapshot_aliased,
     train_mode_not_restored,
     val_augmented,
@@ -54,13 +56,20 @@ from osler.rules.numerics import (
 )
 from osler.rules.optimization import (
     class_weighting,
+    grad_clip_misuse,
+    loss_cliff,
+    loss_crawl,
     loss_diverged,
+    loss_jitter,
     loss_plateau,
+    loss_sawtooth,
     loss_scale,
     loss_sign,
+    loss_spikes,
     lr_schedule,
     lr_too_high,
     lr_too_low,
+    optimizer_hyperparams,
     sample_weights_unnormalised,
 )
 from osler.rules.precision import (
@@ -138,7 +147,9 @@ RULES: tuple[Rule, ...] = (
     ddp_no_sampler.check, ddp_params_unsynced.check, ddp_set_epoch_missing.check, ddp_unused_parameters.check,
     # optimization
     class_weighting.check,
-    loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, lr_schedule.check, lr_too_high.check, lr_too_low.check, sample_weights_unnormalised.check,
+    loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, grad_clip_misuse.check, lr_schedule.check, optimizer_hyperparams.check, lr_too_high.check, lr_too_low.check, sample_weights_unnormalised.check,
+    # shapes of curves
+    loss_cliff.check, loss_crawl.check, loss_jitter.check, loss_sawtooth.check, loss_spikes.check, loss_stairs.check, overfit.check,
     # signal
     bad_init.check, dead_units.check, embedding_collapse.check, exploding_gradients.check, input_scale.check, output_range.check,
     target_scale.check, vanishing_gradients.check,

@@ -262,8 +262,10 @@ class Training:
         if self.backwards.sum is not None:
             step, total, self.backwards.sum = session.step, self.backwards.sum, None
             session.courier.scalar(total, lambda value: self.backwards.arrived("loss", step, value))
+        for key, count in self.lane.counts.items():
+            if key in self.by_id:  # also one that is gone by now: at exit its steps still count
+                self.by_id[key].steps += count
         for loop in self.loops:
-            loop.steps += self.lane.counts.get(id(loop.ref()), 0)
             loop.restart()
         session.own += FAST_COST * skipped
         session.budget.step(now - self.last_end, 0.0)

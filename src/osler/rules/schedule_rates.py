@@ -1,0 +1,369 @@
+"""What the learning rates used say: gone early, zero at first, never reached, far from what was asked, growing without end."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from osler.core.facts import Location
+from osler.core.finding import Evidence, Finding
+from osler.core.window import Window
+from osler.rules import nonfinite
+from osler.rules.curve import curve, in_turn, loaded, motion, optimizer
+from osler.rules.schedule_calls import say, step_place
+from osler.rules.schedules import (
+    Rhythm,
+    Schedule,
+    cadence,
+    length_argument,
+    parts,
+    rate_lines,
+    rates,
+    rhythm,
+    step_line,
+    steps_taken,
+)
+from osler.rules.script import (
+    LOOPS,
+    around,
+    assignment,
+    call_name,
+    calls,
+    function_around,
+    function_named,
+    loop_heads,
+    place,
+    trains,
+    tree,
+)
+from osler.rules.values import argument, call_at, decided
+
+SEARCH = re.compile(r"lr_?find|find_?lr|range_?test|lr_?test|lr_?sweep|lr_?search", re.I)
+NICE = (0.9, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
+
+
+def solved(window: Window, loss_share: float = 0.1, accuracy: float = 0.97) -> bool:
+    """There was nothing left to learn: the loss nearly gone, or nearly every training answer right."""
+    line = curve(window)
+    seen = window.calls["accuracy"][(window.calls["phase"] == 0) & np.isfinite(window.calls["accuracy"])]
+    done = len(seen) > 0 and float(np.mean(seen[-max(5, len(seen) // 10):])) > accuracy
+    return done or (line is not None and line.one_sign and line.late <= loss_share * line.start)
+
+
+def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny: float, share: float, least: int) -> Iterator[Finding]:
+    """The rate is a thousandth of its peak, or zero, for a good part of the run: at its end or at its beginning."""
+    step, lr = rates(window)
+    total = window.n_steps
+    if len(lr) < 10 or total < least or in_turn(window) or not lr.max() > 0 or np.diff(np.r_[step, window.steps["step"][-1]]).max() > 0.3 * total:
+        if len(lr) >= 10 and not lr.max() > 0:
+            yield from _all_zero(window, every, lr)
+        return
+    active = [s for s in every if s.calls and int(window.steps["optimizer"][-1]) in s.drives]
+    if any(s.fact.get("metric") for s in active) and not (len(active) == 1 and _hasty(window, active[0])):
+        return
+    peak = float(lr.max())
+    grid = np.arange(int(step[0]), int(step[-1]) + 1)
+    full = lr[np.minimum(np.searchsorted(step, grid, "right") - 1, len(lr) - 1)]
+    low = full <= tiny * peak
+    tail = len(low) - 1 - int(np.flatnonzero(~low)[-1]) if (~low).any() else 0
+    head = int(np.flatnonzero(~low)[0])
+    if tail >= share * len(low):
+        at, fix, also = culprit(window, active, pace)
+        severity = "note" if solved(window) else "harmful"
+        since = int(grid[len(grid) - tail])
+        yield say(f"The learning rate is gone from step {since} of {int(grid[-1])} on: {full[-1]:.2g}, after a peak of {peak:.3g}", fix, at,
+                  [Evidence(f"the last {tail / len(low):.0%} of the steps used less than {tiny:g} of the peak rate", "steps/lr", float(full[-1]), tiny * peak, len(lr))],
+                  severity, "certain", also=also, first=since, last=int(grid[-1]))
+    elif head >= max(share * len(low), 20) and full[:head].max() <= 1e-6 * peak:
+        at, fix, also = culprit(window, active, pace)
+        yield say(f"The learning rate is zero for the first {head} of {len(low)} steps", "Let the warm-up rise from its first step on.", at,
+                  [Evidence(f"{head} steps changed nothing", "steps/lr", 0.0, peak, len(lr))], also=also, first=1, last=head)
+
+
+def _hasty(window: Window, s: Schedule) -> bool:
+    return int(s.attrs.get("patience") or 0) <= 1 and not solved(window, 0.5)
+
+
+def _all_zero(window: Window, every: Sequence[Schedule], lr: np.ndarray) -> Iterator[Finding]:
+    made = optimizer(window)
+    asked = (made.get("defaults") or {}).get("lr") if made is not None else None
+    if not isinstance(asked, int | float) or asked <= 0:
+        return
+    at, fix, also = culprit(window, [s for s in every if s.calls or s.steps], rhythm(window))
+    yield say(f"The learning rate is zero in every step, although the optimizer was given {asked:.3g}", fix, at,
+              [Evidence(f"{len(lr)} steps changed nothing", "steps/lr", 0.0, float(asked), len(lr))], "fatal", also=also)
+
+
+def culprit(window: Window, active: Sequence[Schedule], pace: Rhythm | None) -> tuple[Location | None, str, tuple[Location | None, ...]]:
+    """The line that makes the rate what it is: of a scheduler, or of a schedule written by hand."""
+    if active:
+        s = active[-1]
+        value, at = length_argument(window, s)
+        how = cadence(s, pace)
+        if how in ("step", "micro") and _meant_per_epoch(window, s, pace):
+            where, interval = step_place(window, s)
+            return where, interval or "Call scheduler.step() once per epoch, after the loop over batches.", (s.at,)
+        inner = formula(window, s)
+        where = inner if inner is not None else decided(window, at, value) if at is not None and value is not None else s.at
+        if where is not None and s.at is not None and where != s.at and s.kind not in ("LambdaLR", "MultiplicativeLR") and value is None:
+            where = s.at
+        return where, "Give the schedule the length of the whole run, in the unit in which step() is called.", (s.at, s.step_at)
+    lines = rate_lines(window)
+    if lines:
+        where = hand_written(window, *lines[-1])
+        where = _called_per_batch(window, where) or where
+        return where, "Check the formula of the rate: its unit (epochs or steps), whole-number division, and what it is multiplied with.", tuple(a for a, _ in lines)
+    made = optimizer(window)
+    return made.at if made is not None else None, "Find what writes the learning rate of this optimizer.", ()
+
+
+def _meant_per_epoch(window: Window, s: Schedule, pace: Rhythm | None) -> bool:
+    epochs, per_epoch = (pace.epochs, s.steps / pace.epochs) if pace is not None and pace.epochs else (0, 0.0)
+    gamma = s.attrs.get("gamma")
+    if epochs < 2 or per_epoch < 2:
+        return False
+    if s.kind == "ExponentialLR":
+        return isinstance(gamma, int | float) and gamma >= 0.5 and gamma ** epochs > 1e-3
+    if s.kind == "StepLR":
+        size = float(s.attrs.get("step_size") or 0)
+        return size <= epochs and float(gamma or 0.1) ** (epochs // max(size, 1)) > 1e-4
+    if s.kind == "MultiStepLR":
+        return bool(max(s.attrs.get("milestones") or [0]) <= epochs)
+    if s.kind in ("LambdaLR", "MultiplicativeLR"):
+        code = _lambda(window, s)
+        return code is not None and any(re.fullmatch(r"epoch|ep|e|epochs|current_epoch", a.arg) for a in code.args.args)
+    return False
+
+
+def _lambda(window: Window, s: Schedule) -> ast.Lambda | ast.FunctionDef | None:
+    at = place(s.fact.get("function"))
+    module = tree(window, at.file) if at is not None else None
+    if at is None or module is None:
+        return None
+    found = [n for n in ast.walk(module) if isinstance(n, ast.Lambda | ast.FunctionDef) and n.lineno <= at.line <= (n.end_lineno or n.lineno)
+             and (isinstance(n, ast.Lambda) or n.name == at.function)]
+    return max(found, key=lambda n: n.lineno, default=None)
+
+
+def formula(window: Window, s: Schedule) -> Location | None:
+    """The line inside a rate function that decides: one with whole-number division, else its last ``return``."""
+    code = _lambda(window, s)
+    at = place(s.fact.get("function"))
+    if code is None or at is None:
+        return None
+    floor = divided(code)
+    if floor is not None:
+        return Location(at.file, floor, at.function)
+    if length_argument(window, s)[0] is not None:
+        return None
+    if isinstance(code, ast.Lambda):
+        return Location(at.file, code.lineno, at.function)
+    last = [n.lineno for n in ast.walk(code) if isinstance(n, ast.Return)]
+    return Location(at.file, max(last), at.function) if last else None
+
+
+def divided(node: ast.AST) -> int | None:
+    """A whole-number division of step by length that gives a factor (not a count of periods in an exponent)."""
+    powers = {id(m) for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow) for m in ast.walk(n.right)}
+    return next((n.lineno for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.FloorDiv) and id(n) not in powers), None)
+
+
+def hand_written(window: Window, at: Location, statement: ast.Assign | ast.AugAssign) -> Location:
+    """The formula behind ``group["lr"] = …``: the line itself, the name it is given, or the function that computes it."""
+    value = statement.value
+    if divided(value) is not None or isinstance(statement, ast.AugAssign):
+        return at
+    for _ in range(4):
+        if isinstance(value, ast.Name):
+            function = function_around(around(window, at))
+            arguments = [a.arg for a in function.args.args] if function is not None else []
+            if function is not None and value.id in arguments:
+                given = next(((c, argument(c, value.id, arguments.index(value.id) - (arguments[0] == "self"))) for c in calls(tree(window, at.file), function.name)), None)
+                if given is None or given[1] is None:
+                    return at
+                at, value = Location(at.file, given[0].lineno), given[1]
+                continue
+            found = assignment(window, at.file, value.id, at.line)
+            inner = getattr(found, "value", None)
+            if not isinstance(found, ast.Assign | ast.AnnAssign | ast.AugAssign) or not isinstance(inner, ast.expr):
+                return at
+            at, value = Location(at.file, found.lineno), inner
+            if divided(value) is not None:
+                return at
+            continue
+        if isinstance(value, ast.Call):
+            function = function_named(window, at.file, call_name(value))
+            if function is not None:
+                floor = divided(function)
+                last = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Return)]
+                return Location(at.file, floor or (max(last) if last else function.lineno))
+        return at
+    return at
+
+
+def _called_per_batch(window: Window, at: Location) -> Location | None:
+    """A function of the epoch is called for every batch, with something else than the epoch."""
+    function = function_around(around(window, at))
+    step = step_line(window)
+    names = [a.arg for a in function.args.args] if function is not None else []
+    index = next((i for i, n in enumerate(names) if re.fullmatch(r"epoch|ep|epochs|current_epoch|epoch_idx", n)), None)
+    if function is None or index is None or step is None or step.file != at.file:
+        return None
+    inner = loop_heads(window, step)[-1:]
+    for call in calls(tree(window, at.file), function.name):
+        given = argument(call, names[index], index - (names[0] == "self"))
+        if given is not None and inner and inner == loop_heads(window, Location(at.file, call.lineno))[-1:] and not (
+                isinstance(given, ast.Name) and re.search("epoch|^ep$", given.id)):
+            return Location(at.file, call.lineno)
+    return None
+
+
+def unfinished(window: Window, every: Sequence[Schedule], pace: Rhythm | None, least: int = 40) -> Iterator[Finding]:
+    """The rate still rises when the run ends, and has not come to half of what it is meant to be."""
+    step, lr = rates(window)
+    if len(lr) < 10 or window.n_steps < least or not window.final or in_turn(window) or searching(window) or window.facts("exception"):
+        return
+    active = [s for s in every if s.calls and int(window.steps["optimizer"][-1]) in s.drives]
+    made = optimizer(window)
+    asked = (made.get("defaults") or {}).get("lr") if made is not None else None
+    base = active[-1].base if active and not active[-1].fact.get("metric") and active[-1].kind not in ("OneCycleLR", "CyclicLR") else asked
+    if not isinstance(base, int | float) or not base > 0:
+        return
+    half = np.interp(step[-1] / 2, step, lr)
+    rising = lr[-1] >= 0.999 * lr.max() and half <= 0.7 * lr[-1] and (np.diff(lr) >= 0).mean() > 0.95 and lr[0] < 0.3 * lr[-1]
+    if not rising or lr[-1] > 0.5 * base:
+        return
+    where: Location | None = None
+    pieces = [p for s in active for p in (s, *parts(window, s))]
+    for s in pieces:
+        where = where or _warm_line(window, s)
+    at, _, also = culprit(window, active, pace)
+    yield say(f"The warm-up is longer than the run: the learning rate came to {lr[-1]:.3g} of {base:.3g} in {window.n_steps} steps",
+              "Shorten the warm-up to a small part of the run, or step it as often as it was planned for.", where or at,
+              [Evidence(f"the rate rose from {lr[0]:.3g} to {lr[-1]:.3g} until the last step", "steps/lr", float(lr[-1]), 0.5 * base, len(lr))], also=also)
+
+
+def _warm_line(window: Window, s: Schedule) -> Location | None:
+    """Where the length of the warm-up was written."""
+    call = call_at(window, s.at, s.kind)
+    if s.kind == "LinearLR" and call is not None and s.at is not None:
+        return decided(window, s.at, argument(call, "total_iters", 3))
+    named = next((k for k in s.numbers if re.search("warm|ramp", k, re.I)), None)
+    if named is None or s.at is None:
+        return None
+    for up in (s.at, *map(place, s.fact.get("up") or ())):
+        for st in around(window, up)[-1:]:
+            for c in calls(st):
+                given = next((k.value for k in c.keywords if k.arg == named), None)
+                if given is not None and up is not None:
+                    return decided(window, up, given)
+    at = place(s.fact.get("function")) or s.at
+    return decided(window, at, ast.copy_location(ast.Name(named, ast.Load()), ast.Pass(lineno=at.line, col_offset=0)))
+
+
+def absolute(window: Window, every: Sequence[Schedule], small: float = 0.02, fall: float = 0.15, least: int = 40) -> Iterator[Finding]:
+    """A rate function returns a rate where a factor is meant, so the rate is far below what the optimizer was given."""
+    _, lr = rates(window)
+    line, move = curve(window), motion(window)
+    if len(lr) < 10 or window.n_steps < least or line is None or not line.one_sign or line.fall > fall or loaded(window):
+        return
+    for s in every:
+        if s.kind not in ("LambdaLR", "MultiplicativeLR") or not s.calls or not s.base > 0 or s.base == 1.0 or lr.max() > small * s.base:
+            continue
+        if lr[-1] >= 0.999 * lr.max() and lr[0] < 0.3 * lr[-1]:
+            continue
+        if move is not None and float(np.median(move.ratio)) > 3e-4:
+            continue
+        at = formula(window, s) or s.at
+        yield say(f"{s.kind} multiplies the base rate {s.base:.3g} by {lr.max() / s.base:.2g}: the rate never exceeds {lr.max():.2g}",
+                  "Return the factor by which the optimizer's rate is multiplied, not the rate itself.", at,
+                  [Evidence(f"peak rate {lr.max():.3g} against {s.base:.3g} given to the optimizer", "steps/lr", float(lr.max()), small * s.base, len(lr)),
+                   Evidence(f"the loss fell by {line.fall:.1%}", "steps/loss", line.fall, fall, line.n)], also=(s.at,))
+
+
+def growing(window: Window, every: Sequence[Schedule], least: int = 20) -> Iterator[Finding]:
+    """The rate grows far beyond what was asked, and the loss goes with it."""
+    step, lr = rates(window)
+    if len(lr) < 10 or window.n_steps < least or in_turn(window) or searching(window):
+        return
+    made = optimizer(window)
+    asked = (made.get("defaults") or {}).get("lr") if made is not None else None
+    active = [s for s in every if s.calls and int(window.steps["optimizer"][-1]) in s.drives]
+    lost = nonfinite.first(window, "loss", "gradient", "parameter")
+    until = lr[step <= lost.step + 1] if lost is not None else lr
+    line = curve(window)
+    if not isinstance(asked, int | float) or asked <= 0 or len(until) < 5:
+        return
+    worse = lost is not None or (line is not None and line.one_sign and line.late > 1.5 * line.low and line.late > 0.8 * line.start)
+    peak = float(until.max())
+    if not worse or peak < 5 * asked or peak < 5 * float(until[0]):
+        return
+    if any(s.kind in ("OneCycleLR", "CyclicLR") for s in active) and peak < 30 * asked:
+        return
+    if not active and not rate_lines(window):
+        return
+    at, _, also = culprit(window, active, None)
+    if active and active[-1].kind in ("OneCycleLR", "CyclicLR") and active[-1].at is not None:
+        call = call_at(window, active[-1].at, active[-1].kind)
+        at = decided(window, active[-1].at, argument(call, "max_lr", 1 if active[-1].kind == "OneCycleLR" else 2))
+    elif active and active[-1].kind in ("ExponentialLR", "StepLR", "MultiStepLR", "CosineAnnealingLR"):
+        at = active[-1].at
+    yield say(f"The learning rate grows from {until[0]:.3g} to {peak:.3g}, and the loss is lost with it",
+              "Check the direction and size of the schedule: decay factors are below 1, and the peak is near the rate that works without a schedule.", at,
+              [Evidence(f"the rate reached {peak / asked:.3g} times what the optimizer was given ({asked:.3g})", "steps/lr", peak, 5 * asked, len(lr))],
+              "fatal" if lost is not None else "harmful", "certain" if any((s.attrs.get("gamma") or 0) > 1 for s in active) else "measured", also=also,
+              explains=("infeasible-target", "log-of-zero", "division-by-zero", "singular-gradient"))
+
+
+def searching(window: Window) -> bool:
+    """The script says that it looks for a rate (a range test)."""
+    return any(SEARCH.search(text) for text in window.sources.values())
+
+
+def without_effect(window: Window) -> Iterator[Finding]:
+    """A schedule computed by hand that never reaches the optimizer: an attribute it does not read, or a variable of its own."""
+    _, lr = rates(window)
+    made = window.facts("optimizer")
+    if len(lr) < 20 or not len(made) or lr.max() != lr.min() or not window.final:
+        return
+    for f in made:
+        at = f.at
+        module = tree(window, at.file) if at is not None else None
+        if at is None or module is None or steps_taken(window).get(int(f["index"]), 0) < 20:
+            continue
+        names = {t.id if isinstance(t, ast.Name) else t.attr for n in ast.walk(module) if isinstance(n, ast.Assign) and n.lineno <= at.line <= (n.end_lineno or n.lineno)
+                 for t in n.targets if isinstance(t, ast.Name | ast.Attribute)}
+        text = window.sources.get(at.file, "")
+        for n in ast.walk(module):
+            if not isinstance(n, ast.Assign | ast.AugAssign):
+                continue
+            target = n.targets[0] if isinstance(n, ast.Assign) else n.target
+            holder = target.value if isinstance(target, ast.Attribute | ast.Subscript) else None
+            attribute = isinstance(target, ast.Attribute) and target.attr in ("lr", "learning_rate") and _called(holder) in names
+            default = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr" \
+                and isinstance(holder, ast.Attribute) and holder.attr == "defaults"
+            spare = isinstance(target, ast.Name) and "param_groups" not in text and _own_rate(window, at, target.id, n)
+            if attribute or default or spare:
+                what = ast.unparse(target)
+                yield say(f"`{what}` is changed, but the optimizer does not read it: the rate stayed at {lr[0]:.3g}",
+                          'Set the rate of each group: for group in optimizer.param_groups: group["lr"] = new_rate.', Location(at.file, n.lineno, at.function),
+                          [Evidence(f"the rate was {lr[0]:.3g} in all {len(lr)} steps looked at", "steps/lr", float(lr[0]), None, len(lr))], also=(at,))
+                return
+
+
+def _called(node: ast.AST | None) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _own_rate(window: Window, at: Location, name: str, statement: ast.stmt) -> bool:
+    """The variable that gave the optimizer its rate is changed again inside the training loop, after the optimizer was built."""
+    call = call_at(window, at)
+    given = argument(call, "lr", 1)
+    if not isinstance(given, ast.Name) or given.id != name or statement.lineno <= at.line:
+        return False
+    here = Location(at.file, statement.lineno)
+    loops = [n for n in around(window, here) if isinstance(n, LOOPS) and trains(n)]
+    return bool(loops) and not any(n.lineno <= at.line <= (n.end_lineno or 0) for n in loops)
