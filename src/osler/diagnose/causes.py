@@ -53,6 +53,9 @@ FACTS: tuple[Edge, ...] = _edges(
     ("no-grad-missing", ("loss-graph-retained", "python-memory-leak"), "what an evaluation adds up carries the graphs that it builds"),
     ("no-workers", ("slow-dataset",), "waiting is the whole cost of an item"),
     ("amp-scaler-not-updated", ("fp16-overflow", "fp16-underflow", "step-missing-or-rare"), "the loss scale never settles"),
+    ("amp-unscale-missing", ("loss-scale", "lr-too-high", "grad-clip-misuse"), "the loss scale is still on the gradients"),
+    ("fp16-overflow", ("fp16-underflow", "step-missing-or-rare"), "infinities make every later value zero or not a number, and scalers skip such steps"),
+    ("worker-seed-duplicate", ("nondeterminism",), "the numbers repeat where they should differ"),
     ("ddp-no-sampler", ("ddp-set-epoch-missing",), "without a sampler there is nothing to tell the epoch"),
     ("group-leak", ("train-val-overlap",), "rows of one entity are alike"),
     ("temporal-leak", ("train-val-overlap",), "overlapping windows share rows"),
@@ -137,8 +140,20 @@ STATISTICS: tuple[Edge, ...] = _edges(
     # data and evaluation
     ("no-shuffle-sorted", ("loss-spikes", "loss-sawtooth", "batchnorm-misuse", "overfit", "loss-plateau", "class-imbalance-metric"),
      "the model forgets one class while it sees the next"),
-    ("label-misaligned", ("label-noise", "overfit", "loss-plateau"), "labels that belong to other inputs are noise"),
-    ("label-noise", ("overfit", "loss-plateau"), "wrong labels can only be learned by heart"),
+    ("label-misaligned", ("label-noise", "overfit", "loss-crawl", "loss-stairs", *STANDSTILL), "labels that belong to other inputs are noise"),
+    ("label-noise", ("overfit", "loss-crawl", *STANDSTILL), "wrong labels can only be learned by heart"),
+    # a loss that jumps: data first, then hardware, framework and algorithm (handbook B, section 11)
+    ("corrupt-sample-spike", ("loss-jitter", "loss-sawtooth", "target-scale", "bad-init"), "the batch with the absurd row comes once in every epoch"),
+    ("nondeterminism", ("loss-jitter",), "hardware or unseeded numbers make steps differ for no reason in the data"),
+    ("fp16-overflow", ("loss-jitter",), "skipped and wrong steps of a half-precision framework"),
+    *((cause, ("loss-jitter",), "the algorithm: steps that are too large overshoot and come back") for cause in ("lr-too-high", "optimizer-hyperparams", "grad-clip-misuse")),
+    *((cause, ("loss-cliff",), "the first steps only undo a bad start") for cause in ("bad-init", "input-scale", "target-scale", "lr-too-high", "output-range")),
+    *((cause, ("loss-crawl",), "gradients or steps are too small to get anywhere") for cause in (
+        "lr-too-low", "lr-schedule", "vanishing-gradients", "dead-units", "optimizer-hyperparams", "graph-broken", "frozen-params", "grad-clip-misuse",
+        "optimizer-wrong-params", "unregistered-params", "double-activation", "input-scale", "target-scale", "shape-broadcast", "wrong-dim")),
+    ("lr-schedule", ("loss-sawtooth", "loss-stairs", "loss-jitter"), "the curve follows the swings and steps of the rate"),
+    *((cause, ("loss-stairs", "overfit"), "validation rows are learned, or their score means something else") for cause in (
+        "train-val-overlap", "target-leak-feature", "preprocessing-leak", "group-leak", "temporal-leak")),
     ("eval-mode-missing", ("overfit", "val-augmented", "nondeterminism"), "validation runs with dropout and batch statistics on"),
     ("val-preprocessing-mismatch", ("overfit",), "validation sees inputs the model was not trained on"),
     ("ddp-params-unsynced", ("nondeterminism", "overfit"), "every rank trains a model of its own"),

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from osler.core.trace import LEAF, OLD, PARAMETER, REQUIRES_GRAD, STALE_GRAPH
 from osler.watch.compiler import FRAME
+from osler.watch.halves import half_figures
 from osler.watch.modules import in_functorch
 from osler.watch.operands import figures
 from osler.watch.session import Session
@@ -268,6 +269,9 @@ class Tracer(TorchFunctionMode):  # type: ignore[misc]
         if not torch.is_grad_enabled():
             op["g"] = 0
         values = figures(name, args, kwargs)
+        if any(self.tensors[t][1] == "float16" for t in (*outs, *ins)):
+            self.session.half = True
+            values = {**values, **half_figures(name, args, kwargs, out)}
         if values:
             op["v"] = values
         self._lines(op, sys._getframe(2))

@@ -1,0 +1,1 @@
+"""Rules on mixed precision: loss scaling, float16 and bfloat16."""

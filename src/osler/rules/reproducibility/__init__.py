@@ -1,0 +1,1 @@
+"""Rules on randomness and resumed runs."""
