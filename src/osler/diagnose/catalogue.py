@@ -90,8 +90,12 @@ from osler.rules.signal import (
     dead_units,
     embedding_collapse,
     exploding_gradients,
+    half_frozen,
+    high_initial_loss,
     input_scale,
+    logit_growth,
     output_range,
+    posterior_collapse,
     target_scale,
     vanishing_gradients,
 )
@@ -151,8 +155,8 @@ RULES: tuple[Rule, ...] = (
     # shapes of curves
     loss_cliff.check, loss_crawl.check, loss_jitter.check, loss_sawtooth.check, loss_spikes.check, loss_stairs.check, overfit.check,
     # signal
-    bad_init.check, dead_units.check, embedding_collapse.check, exploding_gradients.check, input_scale.check, output_range.check,
-    target_scale.check, vanishing_gradients.check,
+    bad_init.check, dead_units.check, embedding_collapse.check, exploding_gradients.check, half_frozen.check,
+    high_initial_loss.check, input_scale.check, logit_growth.check, output_range.check, posterior_collapse.check, target_scale.check, vanishing_gradients.check,
     # precision
     amp_scaler_not_updated.check, amp_unscale_missing.check, fp16_overflow.check, fp16_underflow.check,
     low_precision_updates_lost.check,

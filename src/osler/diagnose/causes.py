@@ -125,7 +125,7 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("dead-units", WEAK_GRADIENT, "units that are always zero pass no gradient on"),
     ("exploding-gradients", ("loss-diverged", "loss-spikes", "lr-too-high", *NONFINITE), "gradients grow until the step overshoots"),
     ("vanishing-gradients", STANDSTILL, "layers that get no gradient do not move"),
-    ("embedding-collapse", ("dead-units", "lr-too-high", "vanishing-gradients", *STANDSTILL), "one point for everything is where the loss gets stuck"),
+    ("embedding-collapse", ("dead-units", "lr-too-high", "vanishing-gradients", "half-frozen", *STANDSTILL), "one point for everything is where the loss gets stuck"),
     ("lr-too-low", ("loss-plateau", "params-not-moving"), "steps this small change nothing"),
     # numbers
     *((cause, ("lr-too-high", "dead-units", *(e for e in BLOW_UP if e != "fp16-overflow")), "what is not finite spoils everything after it") for cause in (
@@ -140,7 +140,7 @@ STATISTICS: tuple[Edge, ...] = _edges(
     # data and evaluation
     ("no-shuffle-sorted", ("loss-spikes", "loss-sawtooth", "batchnorm-misuse", "overfit", "loss-plateau", "class-imbalance-metric"),
      "the model forgets one class while it sees the next"),
-    ("label-misaligned", ("label-noise", "overfit", "loss-crawl", "loss-stairs", *STANDSTILL), "labels that belong to other inputs are noise"),
+    ("label-misaligned", ("label-noise", "overfit", "loss-crawl", "loss-stairs", "loss-sawtooth", *STANDSTILL), "labels that belong to other inputs are noise"),
     ("label-noise", ("overfit", "loss-crawl", *STANDSTILL), "wrong labels can only be learned by heart"),
     # a loss that jumps: data first, then hardware, framework and algorithm (handbook B, section 11)
     ("corrupt-sample-spike", ("loss-jitter", "loss-sawtooth", "target-scale", "bad-init"), "the batch with the absurd row comes once in every epoch"),

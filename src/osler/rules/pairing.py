@@ -83,6 +83,21 @@ def parted(window: Window) -> Iterator[tuple[str, Mismatch]]:
             yield file, found
 
 
+MEANT = re.compile(r"random(ised|ized|ly)?[_ ]?lab|rand_?lab|permut\w*[_ ]?(lab|test|target)|lab\w*_?permuted|null[_ ]?(model|dist)|memori[sz]|sanity|scrambl|shuffled?[_ ]?lab", re.I)
+
+
+def deliberate(window: Window) -> bool:
+    """Names or texts anywhere in the script that speak of labels without meaning: a memorisation test, a permutation test."""
+    for file in window.sources:
+        module = tree(window, file)
+        for n in ast.walk(module) if module is not None else ():
+            text = n.id if isinstance(n, ast.Name) else n.attr if isinstance(n, ast.Attribute) else n.name if isinstance(n, ast.FunctionDef) else \
+                n.value if isinstance(n, ast.Constant) and isinstance(n.value, str) else ""
+            if text and MEANT.search(text):
+                return True
+    return False
+
+
 def on_purpose(window: Window, file: str, lines: tuple[int, ...] = ()) -> bool:
     """Words near the lines (or, without lines, anywhere in the names of the file) that say wrong pairs are wanted."""
     module = tree(window, file)

@@ -13,6 +13,7 @@ from osler.rules.order_steps import Mismatch, labelish
 from osler.rules.pairing import (
     Dependence,
     dataset_pair_line,
+    deliberate,
     dependence,
     learned,
     offset_line,
@@ -64,7 +65,7 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     if dep is not None and dep.independent and dep.better_z >= certain_z and dep.room >= room:
         at, also, why = where(window, dep, found)
         yield Finding(
-            "label-misaligned", "certain", "note" if at is not None and on_purpose(window, at.file, (at.line,)) else "harmful", title(dep), f"{FIX} at {quoted(window, at, 'the line where they part')}.",
+            "label-misaligned", "certain", "note" if deliberate(window) or (at is not None and on_purpose(window, at.file, (at.line,))) else "harmful", title(dep), f"{FIX} at {quoted(window, at, 'the line where they part')}.",
             Where.at(at, also=also), first_step=0, evidence=(measured(dep), better(dep), *why), explains=("train-val-overlap", "overfit", "loss-plateau"))
         return
     strong = [(f, m) for f, m in found if m.kind in ("chance", "sort", "times")]
@@ -74,7 +75,7 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     if learned(window):
         return
     for file, m in strong or (weak if dep is not None and dep.independent else []):
-        meant = on_purpose(window, file, m.lines or (m.line,))
+        meant = deliberate(window) or on_purpose(window, file, m.lines or (m.line,))
         at = Location(file, m.at)
         proved = dep is not None and dep.independent
         yield Finding(

@@ -10,7 +10,7 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.code_questions import quoted
 from osler.rules.order_steps import labelish
-from osler.rules.pairing import Dependence, dataset_pair_line, dependence, on_purpose, parted
+from osler.rules.pairing import Dependence, dataset_pair_line, deliberate, dependence, on_purpose, parted
 from osler.rules.script import FUNCTIONS, around, call_name, origin, tree, words
 
 DRAWN = frozenset(("randint", "randrange", "integers", "choice", "choices", "permutation", "sample", "random_integers", "randint_like", "multinomial"))
@@ -94,7 +94,7 @@ def finding(window: Window, dep: Dependence, certainty: str, title: str, evidenc
     written = overwritten(window)
     at = coding_line(window) if coding else written[0] if written is not None else None
     at = at or drawn_target(window) or dataset_pair_line(window, dep) or target_origin(window, dep)
-    meant = at is not None and on_purpose(window, at.file, (at.line,))
+    meant = deliberate(window) or (at is not None and on_purpose(window, at.file, (at.line,)))
     return Finding("label-noise", certainty, "note" if meant else "harmful", title,
                    ("Code the classes by one table for all rows" if coding else "Look where the labels are written") + f", at {quoted(window, at, 'the labels')}.",
                    Where.at(at), first_step=0, evidence=(evidence,), explains=("overfit", "loss-plateau"))

@@ -304,15 +304,17 @@ def _paired(arrays: dict[str, Array], places: list[tuple[str, Array, npt.NDArray
 def _by_name(arrays: dict[str, Array], train: RowSet) -> list[RowSet]:
     """``X_val`` and ``y_val``: rows kept apart, found by their names."""
     found = []
-    for tag in ("val", "valid", "test", "va", "te", "dev", "holdout"):
-        own = {name: a for name, a in arrays.items() if tag in name.lower().replace(".", "_").split("_") or name.lower() in (f"x{tag}", f"y{tag}")}
-        for x in own.values():
-            if x.size // len(x) != train.x.shape[1]:
-                continue
-            y = next((a for n, a in own.items() if len(a) == len(x) and a.size == len(a) and a is not x and _like(train, a.reshape(-1))), None)
-            if y is not None and (rows := of_arrays(x, y, tag)) is not None:
-                found.append(rows)
-    return found
+    for name, x in arrays.items():
+        if x.size // len(x) != train.x.shape[1] or name == train.name:
+            continue
+        for said, meant in (("x", "y"), ("x", "t"), ("images", "labels"), ("images", "targets"), ("inputs", "targets"), ("features", "targets"), ("features", "labels"), ("data", "labels")):
+            y = next((a for n, a in arrays.items() if n.lower() == name.lower().replace(said, meant, 1) and n != name), None)
+            if y is not None and len(y) == len(x) and y.size == len(y) and _like(train, y.reshape(-1)):
+                rows = of_arrays(x, y, name)
+                if rows is not None:
+                    found.append(rows)
+                break
+    return sorted(found, key=lambda r: -r.total)
 
 
 def _like(train: RowSet, y: Array) -> bool:
