@@ -11,7 +11,7 @@ from osler.core.window import Window
 from osler.rules.code_questions import quoted
 from osler.rules.curve import curve
 from osler.rules.graph_questions import change_line, criteria, criterion_op, module_name, modules, origin
-from osler.rules.scales import CHOOSES, Pair, pairs, reach, score
+from osler.rules.scales import CHOOSES, WEIGHTED, Pair, pairs, reach, score
 
 CLASSES = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax", "ReLU", "ReLU6", "Softplus", "ELU", "CELU", "GELU", "SiLU", "Softsign", "LogSigmoid",
            "LogSoftmax", "LSTM", "GRU", "RNN")
@@ -30,6 +30,8 @@ def check(window: Window, *, share: float = 0.1, excess: float = 0.25, learned: 
     share beyond it. A share of `share` or more counts, if the farthest target lies `excess` of the targets' deviation beyond the bound and the loss did
     not come below `learned` times that of a constant. For scores: the lowest loss that bounded scores allow is more than `floor` of that of a guess,
     or rectified scores still leave `unlearned` of it.
+
+    For a generator: a second model gets its bounded output and data, by turns, at the same weights, and the data lie beyond the bound.
 
     **Why it matters.** The unit saturates at its bound for these targets, where its gradient is 0; the rest of the loss can never be learned.
 
@@ -58,6 +60,7 @@ def check(window: Window, *, share: float = 0.1, excess: float = 0.25, learned: 
         break
     if not told:
         yield from squeezed(window, floor, unlearned)
+        yield from generated(window, share, excess)
 
 
 def activation(op: Op) -> str:
@@ -75,10 +78,11 @@ def place(window: Window, op: Op) -> tuple[Location | None, str | None]:
 
 def unreachable(window: Window, pair: Pair, op: Op, low: float, high: float, beyond: float, ratio: float | None, share: float) -> Finding:
     at, name = place(window, op)
-    seen = f"targets from {pair.target['min']:.4g} to {pair.target['max']:.4g}"
+    word = "targets" if pair.function != "data" else "data"
+    seen = f"{word} from {pair.target['min']:.4g} to {pair.target['max']:.4g}"
     more = (Evidence(f"the loss ends at {ratio:.2g} times that of a constant prediction", "calls/value", ratio, None),) if ratio is not None else ()
     return Finding(
-        "output-range", "certain", "harmful", f"{activation(op)} gives {interval(low, high)}, but {beyond:.0%} of the targets lie outside",
+        "output-range", "certain", "harmful", f"{activation(op)} gives {interval(low, high)}, but {beyond:.0%} of the {word} lie outside",
         f"Drop the activation at {quoted(window, at, activation(op))} (a linear output), or scale targets or output so that the ranges agree.",
         Where.at(at, module=name, also=(str(pair.at),) if pair.at is not None and pair.at != at else ()), first_step=op.step,
         evidence=(Evidence(f"{activation(op)} makes the prediction that is compared with {seen}; {beyond:.0%} lie beyond {interval(low, high)}",
@@ -138,3 +142,30 @@ def rectified(window: Window, fact: Fact, op: Op, binary: bool, left: float | No
         Where.at(at, module=name, also=(str(fact.at),) if fact.at is not None and fact.at != at else ()), first_step=op.step,
         evidence=(Evidence(f"the scores were made by {activation(op)}: {what}{seen}", "criterion/input", left, unlearned, fact.get("sampled")),),
         treatment="logits", explains=("loss-plateau", "dead-units"))
+
+
+def generated(window: Window, share: float, excess: float) -> Iterator[Finding]:
+    """A generator's bounded output and real data meet the same weights, by turns."""
+    known = modules(window)
+    for trace in window.traces:
+        real: dict[int, Op] = {}
+        made: dict[int, Op] = {}
+        for op in trace.ops:
+            uids = {trace.tensors[t].uid for t in op.ins if trace.tensors[t].uid >= 0 and trace.tensors[t].requires_grad}
+            data = next((t for t in op.ins if trace.tensors[t].uid < 0 and len(trace.tensors[t].shape) >= 2), None)
+            if op.name not in WEIGHTED or not uids or data is None:
+                continue
+            source, _ = origin(trace, data, op.index, CHOOSES | {"detach"})
+            root = known.get(op.module, {}).get("root")
+            if source is not None and reach(source) is not None and known.get(source.module, {}).get("root", root) != root:
+                made.update(dict.fromkeys(uids, source))
+            elif "raw" in op.values:
+                real.update(dict.fromkeys(uids, op))
+        for uid, source in made.items():
+            bounds = reach(source)
+            if uid in real and bounds is not None:
+                pair = Pair("data", real[uid].at, None, trace, source, -1, {}, None, real[uid].values["raw"])
+                beyond = pair.outside(*bounds)
+                if beyond >= share and pair.excess(*bounds) >= excess * pair.target["std"]:
+                    yield unreachable(window, pair, source, *bounds, beyond, None, share)
+                    return
