@@ -56,7 +56,9 @@ class Tally:
             if isinstance(given, torch.Tensor) and key not in self.info.get("weights", {}) and 0 < given.numel() <= CLASSES:
                 self.info.setdefault("weights", {})[key] = numbers(given)
         with torch.no_grad():
-            y, picked = self._answers(function, value.detach(), target.detach(), ignore)
+            rows = value.shape[0] if value.dim() else 1
+            kept = max(1, rows * ELEMENTS // max(target.numel(), 1)) if target.numel() > ELEMENTS and target.dim() and target.shape[0] == rows else rows
+            y, picked = self._answers(function, value.detach()[:kept] if kept < rows else value.detach(), target.detach()[:kept] if kept < rows else target.detach(), ignore)
             if y is not None and picked is not None:
                 self._count(y, picked[0], picked[1])
         if isinstance(result, torch.Tensor) and result.grad_fn is not None and self.looked < HOOKED:
@@ -157,7 +159,9 @@ def sampler_figures(loader: Any) -> dict[str, Any]:
         counts = torch.bincount(labels)
         sums = torch.bincount(labels, weights=weights)
         found["class_counts"] = integers(counts)
-        found["class_weights"] = numbers(sums / counts.clamp(min=1))
+        means = sums / counts.clamp(min=1)
+        found["class_weights"] = numbers(means)
+        found["class_spread"] = scalar(((weights - means[labels]).abs() / means[labels].clamp(min=1e-30)).mean())
     elif labels is not None and scalar(labels.min()) >= 0 and scalar(labels.max()) < CLASSES:
         found["class_counts"] = integers(torch.bincount(labels))
     return {"sampler_weights": found}

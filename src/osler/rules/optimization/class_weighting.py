@@ -65,6 +65,13 @@ def sampled(window: Window, loader: Fact, skew: float, ratio: float) -> Iterator
                         explains=(*EXPLAINS, "drop-last-data-loss", "no-shuffle-sorted", "overfit"))
         return
     counts, weights = (np.asarray(figures.get(k) or (), dtype=float) for k in ("class_counts", "class_weights"))
+    seen = int((counts > 0).sum())
+    if seen > 1 and 2 <= int(figures.get("distinct") or 0) <= seen and float(figures.get("class_spread") or 0.0) > 0.25 and counts.max() >= skew * counts[counts > 0].min():
+        yield claim("The sampler's weights are not those of the rows' classes: they belong to other rows", "Compute the weights from the labels of the very data set that the loader draws from.",
+                    argument_line(window, at, ("weights",), ("WeightedRandomSampler",)) or at,
+                    Evidence(f"{figures['distinct']} weights for {seen} classes, and within a class they differ by {float(figures['class_spread']):.0%} on average", "loader/sampler_weights",
+                             value=float(figures["class_spread"]), threshold=0.25, samples=int(counts.sum())))
+        return
     pair = backwards(weights, counts, skew, ratio) if len(counts) == len(weights) else None
     if pair is not None:
         common, few = pair

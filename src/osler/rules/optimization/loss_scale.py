@@ -100,7 +100,10 @@ def measured(window: Window, found: list[Objective]) -> Scale | None:
     if fact.get("reduction") == "batchmean":
         return None
     total = fact.get("reduction") == "sum"
-    factor = pull * k * (elements if total else 1)
+    together = calls_together(window, fact)
+    factor = pull * k * together * (elements if total else 1)
+    if fact.get("function") == "kl_div" and fact.get("reduction") in ("mean", None) and len(shape) > 1:
+        factor /= shape[-1]
     at, built = fact.at, loss_built(window, fact)
     also = (str(at),) if at is not None and at != built else ()
     rows = max(1, shape[0]) if shape else 1
@@ -118,8 +121,22 @@ def measured(window: Window, found: list[Objective]) -> Scale | None:
     if k > 1 and pull > 0.5:
         user = found[0].at if found and not any(f.lib for f in window.facts("backward")) else at
         return Scale(factor, f"{k} backward passes add up in one step, each with the full loss", user, f"Divide each loss by the number of accumulated batches ({k}).", also)
+    if together > 1 and pull > 0.5:
+        return Scale(factor, f"{together} losses are added up for one backward pass", reduced_at(found) or place, f"Divide the sum by the number of losses ({together}).", also)
     return Scale(factor, f"{fact.get('function')} enters the gradient of one step with a factor of {factor:.3g}", place,
                  "Take the mean over the batch once, and drop the extra factor or division.", also) if not 0.2 < factor < 5 else None
+
+
+def calls_together(window: Window, fact: Fact) -> int:
+    """How many calls of one criterion line feed one backward pass (a loss at each time step)."""
+    for trace in window.traces:
+        count = 0
+        for op in trace.ops:
+            if op.name == fact.get("function") and op.grad and op.at is not None and fact.at is not None and op.at.line == fact.at.line:
+                count += 1
+            elif op.name == "@backward" and count:
+                return count
+    return 1
 
 
 def scaled_at(found: list[Objective]) -> Location | None:
@@ -193,7 +210,7 @@ def hurt(window: Window, stuck: float, long: float, min_steps: int) -> Evidence 
     level = line.late / abs(line.first if line.first else line.start)
     early = move.ratio[: max(3, len(move.ratio) // 3)] if move is not None else np.empty(0)
     ratio = float(np.max(early)) if len(early) else 0.0
-    if level >= stuck and (ratio >= long or level >= 1.5 or float(line.loss.max()) > 5 * abs(line.first)):
+    if (level >= stuck or (level >= stuck / 2 and float(line.loss.max()) > 3 * abs(line.first) and line.noise > 0.1 * line.late)) and (ratio >= long or level >= 1.5 or float(line.loss.max()) > 5 * abs(line.first)):
         return Evidence(f"the loss ends at {level:.2g} of its start; early steps change the weights by up to {ratio:.2g} of their norm", "steps/loss", value=level, threshold=stuck, samples=line.n)
     return None
 
