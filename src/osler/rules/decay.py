@@ -56,7 +56,7 @@ def pull(window: Window, made: Fact) -> Pull | None:
     if not len(rows) or not len(own) or not wanted:
         return None
     rows = rows[(rows["step"] >= own["step"][0]) & np.isin(rows["param"], wanted) & np.isfinite(rows["weight_norm"]) & (rows["weight_norm"] > 0)
-                & np.isfinite(rows["grad_norm"])]
+                & (rows["grad_norm"] > 0) & (rows["update_norm"] > 0)]
     if len(rows) < 4:
         return None
     strength = np.array([decays[int(u)] for u in rows["param"]])

@@ -120,7 +120,7 @@ def _decay(window: Window, made: Fact, force: float, stuck: float, least: int) -
     momentum = _number(made.get("defaults") or {}, "momentum") or 0.0
     jump = rate * found.strength / (1 - min(momentum, 0.99)) if found.decoupled or "Adam" not in str(made.get("class")) else 0.0
     strong = max(found.force, found.late) >= force and found.force >= 0.3 * force and (found.shrunk <= 0.6 or found.late >= force)
-    if not (strong and found.shrunk < 0.9) and jump < 1.0:
+    if not (strong and (found.shrunk < 0.9 or (found.force >= 2 * force and found.samples <= 3))) and jump < 1.0:
         return
     yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} outweighs the gradient: weights shrank to {found.shrunk:.2g} of their norm, and the loss stayed at {line.late:.3g}",
                "Lower weight_decay, to about " + ("1e-2." if found.decoupled else "1e-4."),
