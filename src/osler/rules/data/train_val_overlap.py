@@ -21,7 +21,9 @@ from osler.rules.loaders import (
     loaders,
     roles,
 )
-from osler.rules.script import around, below_function, bound, calls, origin, root, targets, tree, words
+from osler.rules.rows_compared import number, tables
+from osler.rules.script import around, below_function, bound, calls, origin, root, targets, trains, tree, words
+from osler.rules.splits import sites
 
 TRAIN_MASK = re.compile(r"^(train|tr)_?(mask|idx|index|indices|nodes|rows|ids)$", re.I)
 OTHER_MASK = re.compile(r"^(va|val|valid|te|test)_?(mask|idx|index|indices|nodes|rows|ids)$", re.I)
@@ -34,9 +36,9 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
     **What it is.** Training and validation share rows: an index mistake, a split that is drawn twice with different random
     numbers, a validation loader over the training set, or a loss over all nodes of a graph.
 
-    **How it is seen.** Fingerprints of the input values of each row: a share of the validation rows also came out of the training
+    **How it is seen.** Fingerprints of the input values of each row (of loaders, or of the tensors and arrays that a run without loaders holds): a share of the validation rows also came out of the training
     loader. Rows of few distinct values meet by chance; how often is told by different training rows that are equal, and only what exceeds it (by `share` and `sigmas` standard errors) counts; above `harmful` it is harmful. Or in the
-    text: a training mask exists and has no part in the training loss, which runs over all rows.
+    text: rows are drawn again in each epoch of one training, or a training mask exists and has no part in the training loss, which runs over all rows.
 
     **Why it matters.** The validation figure measures memory.
 
@@ -51,10 +53,10 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
     training = [i for i, r in role.items() if r == TRAIN and (rows["loader"] == i).any()]
     judging = [i for i, r in role.items() if r == VALIDATION and (rows["loader"] == i).any() and i in known]
     if not training or not judging:
-        found = whole_graph(window)
+        found = whole_graph(window) or tensors(window, share, harmful, min_rows) or drawn_again(window)
         if found is not None:
             yield found
-        else:
+        elif not tables(window):
             yield NotChecked("train-val-overlap", "no training and validation DataLoader was seen whose rows could be compared")
         return
     parts = [one_pass(rows, i) for i in training]
@@ -170,3 +172,54 @@ def whole_graph(window: Window) -> Finding | None:
             evidence=(Evidence(f"{mask} is defined next to masks for validation, and nothing that flows into the loss at line {at.line} uses it", "source",
                                None, None, int(criterion.get("calls") or 1)),))
     return None
+
+
+def tensors(window: Window, share: float, harmful: float, min_rows: int) -> Finding | None:
+    """Without loaders: rows of the tensors that are validated on, against those that are trained on."""
+    for fact in tables(window):
+        own = fact.get("overlap") or {}
+        hit, chance, n = number(own, "share"), number(own, "chance"), int(number(fact.data, "judged_rows"))
+        common = fact.get("common") or {}
+        name = max((k for k in common if SAYS_VALIDATION.search(k) or VALIDATION_NAME.search(k)), key=lambda k: float(common[k]), default=None)
+        if name is not None and float(common[name]) > hit:
+            hit = float(common[name])
+        if fact.get("source") != "tensors" or hit - chance < max(share, 4 * float(np.sqrt(max(chance * (1 - chance), 1e-4) / max(n, 20)))) or hit * max(n, min_rows) < min_rows:
+            continue
+        if name is None and hit > 0.98:
+            continue
+        here = sites(window)
+        line = next((Location(s.file, s.line) for s in here if name is not None and name.split(".")[-1] in window.line(s.file, s.line)), None) \
+            or (Location(here[-1].file, here[-1].line) if here else None)
+        return Finding(
+            "train-val-overlap", "certain", "harmful" if hit - chance >= harmful else "note", f"{hit:.0%} of the validation rows are also training rows",
+            "Split once into disjoint indices (seeded generator, before copying or oversampling rows) and build both sets from them.", Where.at(line),
+            evidence=(Evidence(f"{hit:.0%} of the rows{' of ' + name if name else ''} have the fingerprint of a training row; by chance {chance:.1%} would", "experiment/table", hit, chance + share, n),))
+    return None
+
+
+VALIDATION_NAME = re.compile(r"[xX](va|val|te|test|valid|dev)|(va|val|te|test|valid|dev)[xX_]")
+
+
+def drawn_again(window: Window) -> Finding | None:
+    """Rows are divided anew in every epoch of one training: after some epochs all have been trained on."""
+    for site in sites(window):
+        if not site.in_epochs or site.drawn is None:
+            continue
+        module = tree(window, site.file)
+        loop = next((n for n in ast.walk(module) if isinstance(n, ast.For | ast.While) and n.lineno < site.drawn <= (n.end_lineno or 0)
+                     and trains(n) and any(isinstance(m, ast.For | ast.While | ast.With) for m in n.body)), None) if module is not None else None
+        if loop is None or not two_sides(loop, site.drawn):
+            continue
+        return Finding(
+            "train-val-overlap", "certain", "harmful", "The rows are divided anew in every epoch", "Divide once, before the loop.", Where.at(Location(site.file, site.drawn)),
+            evidence=(Evidence(f"line {site.drawn} draws inside the training loop that begins at line {loop.lineno}; what is validated on now was trained on before", "source", None, None, 1),))
+    return None
+
+
+def two_sides(loop: ast.For | ast.While, line: int) -> bool:
+    """The permutation of the epoch is cut in two complementary pieces, one of which is not trained on."""
+    drawn = next((t for s in ast.walk(loop) if isinstance(s, ast.Assign) and s.lineno == line for t in targets(s)), None)
+    cuts = [n for n in ast.walk(loop) if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Slice) and root(n.value) == drawn]
+    heads = {ast.unparse(c.slice.upper) for c in cuts if isinstance(c.slice, ast.Slice) and c.slice.lower is None and c.slice.upper is not None}
+    tails = {ast.unparse(c.slice.lower) for c in cuts if isinstance(c.slice, ast.Slice) and c.slice.upper is None and c.slice.lower is not None}
+    return bool(heads & tails) or any(isinstance(s, ast.Assign) and s.lineno == line and any(True for _ in calls(s.value, "random_split", "train_test_split")) for s in ast.walk(loop))

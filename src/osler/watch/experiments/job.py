@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from osler.watch.experiments.capture import Capture, obstacle
+from osler.watch.experiments.capture import Capture, obstacle, process_obstacle
 from osler.watch.experiments.run import run
 from osler.watch.experiments.sandbox import close_in
 
@@ -121,8 +121,15 @@ def start(capture: Capture, seconds: float = 5.0) -> Job | None:
 
     Must be called on the main thread. The parent's random state, signals and warnings stay as they are.
     """
-    if obstacle(capture) is not None:
-        return None
+    return None if obstacle(capture) is not None else _begin(lambda emit: run(capture, emit, seconds), seconds)
+
+
+def start_other(body: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> Job | None:
+    """Runs ``body(emit)`` in a forked copy: an experiment that needs no captured forward pass. ``None`` where a fork is impossible."""
+    return None if process_obstacle() is not None else _begin(body, seconds)
+
+
+def _begin(body: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> Job | None:
     begin = perf_counter()
     try:
         read, write = os.pipe()
@@ -130,7 +137,7 @@ def start(capture: Capture, seconds: float = 5.0) -> Job | None:
         return None
     try:
         with _undisturbed():
-            _twice(capture, read, write, seconds)
+            _twice(body, read, write, seconds)
     except (OSError, RuntimeError):
         os.close(read)
         return None
@@ -142,14 +149,14 @@ def start(capture: Capture, seconds: float = 5.0) -> Job | None:
     return job
 
 
-def _twice(capture: Capture, read: int, write: int, seconds: float) -> None:
+def _twice(body: Callable[[Callable[[dict[str, Any]], None]], None], read: int, write: int, seconds: float) -> None:
     owner = os.getpid()
     try:
         child = os.fork()
         if child == 0:
             if os.fork() == 0:
                 os.close(read)
-                _live(capture, write, seconds)
+                _live(body, write, seconds)
             os._exit(0)
     finally:
         # Whatever happens in a copy, it must never return into the user's program.
@@ -164,14 +171,14 @@ def _twice(capture: Capture, read: int, write: int, seconds: float) -> None:
                 return
 
 
-def _live(capture: Capture, write: int, seconds: float) -> None:
+def _live(body: Callable[[Callable[[dict[str, Any]], None]], None], write: int, seconds: float) -> None:
     pipe = close_in(write, seconds)
 
     def emit(row: dict[str, Any]) -> None:
         os.write(pipe, (json.dumps(row, default=str) + "\n").encode())
 
     emit({"pid": os.getpid()})
-    run(capture, emit, seconds)
+    body(emit)
     emit({"end": True})
 
 

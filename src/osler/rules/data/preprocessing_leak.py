@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from osler.core.facts import Location
+from osler.core.finding import Evidence, Finding, NotChecked, Where
+from osler.core.rule import rule
+from osler.core.window import Window
+from osler.rules.lineage import Statistic, lineage
+from osler.rules.splits import Site, sites
+
+WHAT = {"statistic": "A statistic", "fit": "A transformer", "encoding": "An encoding", "selection": "The choice of columns", "vocabulary": "The vocabulary", "copies": "Additional rows"}
+ORDER = ("copies", "selection", "encoding", "fit", "statistic", "vocabulary")
+
+
+@rule("preprocessing-leak", "data")
+def check(window: Window) -> Iterator[Finding | NotChecked]:
+    """A scaler, selection, encoding or imputation was fitted with the validation rows.
+
+    **What it is.** Means, ranges, principal components, chosen columns, target encodings or additional minority rows are computed over the whole
+    table, and the table is divided afterwards.
+
+    **How it is seen.** The script is read in its order of execution, functions and classes included: something learned from all rows of a table
+    goes into its features, and the same table is divided into parts later. With the labels in it (columns chosen by their relation to the
+    target, means of the target per category, rows added for a class) it is harmful; without them it is a note.
+
+    **Why it matters.** What was learned with the labels of the validation rows makes them easy: on columns of pure noise a selection over all rows
+    shows an accuracy far above chance.
+
+    **What to do.** Divide first; fit on the training rows and apply to both sides (a `Pipeline` does it inside cross-validation).
+
+    **When this is wrong.** Statistics that are known beforehand; a table that is never judged on. Scaling without labels hardly moves the figure and is a note.
+
+    **Source.** Handbook A §22; scikit-learn, "Common pitfalls: data leakage" (pull request 18426).
+    """
+    found = [row for file in window.sources for row in leaks(window, file)]
+    loud = [row for row in found if row[1].labels]
+    for file, learned, site in sorted(loud or found, key=lambda row: (ORDER.index(row[1].kind), row[2].split.before(row[1])))[:1]:
+        line = site.split.before(learned)
+        yield Finding(
+            "preprocessing-leak", "certain", "harmful" if learned.labels else "note",
+            f"{WHAT[learned.kind]} is learned from all rows{' and their labels' if learned.labels else ''} before the split at line {site.line}",
+            "Divide the rows first; fit on the training rows and apply the result to both sides.",
+            Where.at(Location(file, line), also=tuple(dict.fromkeys(f"{file}:{n}" for n in (learned.line, site.line) if n != line))),
+            evidence=(Evidence(f"what line {learned.line} computes from the whole table is in the features that line {site.line} divides", "source", None, None, 1),))
+    if not found and not any(lineage(text) is not None for text in window.sources.values()):
+        yield NotChecked("preprocessing-leak", "the text of the script was not kept or could not be followed")
+
+
+def leaks(window: Window, file: str) -> list[tuple[str, Statistic, Site]]:
+    """What was learned from a whole table, is in its features, and precedes a division of that table."""
+    here = [s for s in sites(window) if s.file == file]
+    cut: dict[int, set[str]] = {}
+    for site in here:
+        for table in site.split.tables:
+            cut.setdefault(table, set()).add(site.split.text if site.split.how not in ("random", "folds") else "random" + site.split.text)
+    divided = {t for t, texts in cut.items() if len(texts) >= 2 or any(x.startswith("random") for x in texts)}
+    found = []
+    for site in here:
+        for piece in site.split.pieces:
+            if piece.label:
+                continue
+            for learned in piece.learned:
+                aligned = learned.table in site.split.tables or learned.labels
+                loud = learned.labels and (learned.kind != "copies" or site.drawn is not None)
+                if learned.table in divided and aligned and (loud or not learned.labels) and (learned.kind != "copies" or learned.labels):
+                    found.append((file, learned, site))
+    return found

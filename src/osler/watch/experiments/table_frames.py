@@ -1,0 +1,165 @@
+"""Rows and vectors that the user's frames hold, for runs without loaders (see ``table``)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from osler.watch.experiments.table_questions import keys as row_keys
+from osler.watch.experiments.table_rows import Array, Rows, flat, numbers_of, target_of, vector_of
+from osler.watch.where import is_user
+
+SAYS_TRAIN = re.compile(r"(^|_|\.|[xX])(tr|trn|train|training|fit)(_|$|\d|[A-Z]|idx|ids|ind|rows|set|mask|x|data)")
+SAYS_JUDGED = re.compile(r"(^|_|\.|[xX])(va|val|vl|valid|validation|te|test|tst|dev|eval|hold|holdout)(_|$|\d|[A-Z]|idx|ids|ind|rows|set|mask|x|data|out)")
+
+
+def holdings_of(frame: Any) -> Iterator[tuple[str, Any]]:
+    """Arrays and tensors with at least 20 rows that the user's frames hold, by name; objects and mappings are looked into once."""
+    seen: set[int] = set()
+    scopes: list[dict[str, Any]] = []
+    while frame is not None:
+        if is_user(frame.f_code):
+            scopes += [frame.f_locals, frame.f_globals] if frame.f_locals is not frame.f_globals else [frame.f_globals]
+        frame = frame.f_back
+    main = sys.modules.get("__main__")
+    scopes += [vars(main)] if main is not None else []
+    count = 0
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if name.startswith("__") or (id(value) in seen and not _sized(value)) or count > 3000:
+                continue
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, dict) else vars(value).items() if _plain_object(value) else ()
+            for key, thing in ((name, value), *((f"{name}.{k}", v) for k, v in list(inner)[:60] if isinstance(k, str))):
+                count += 1
+                if _sized(thing):
+                    yield key, thing
+            if isinstance(value, list | tuple) and 2 <= len(value) <= 6:
+                yield from ((f"{name}.{i}", v) for i, v in enumerate(value) if _sized(v))
+
+
+def _plain_object(value: Any) -> bool:
+    kind = type(value)
+    return hasattr(value, "__dict__") and not isinstance(value, type | torch.Tensor | torch.nn.Module) and not callable(value) \
+        and kind.__module__.split(".")[0] in ("__main__", getattr(sys.modules.get("__main__"), "__name__", "__main__"))
+
+
+def _sized(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu" and not value.is_sparse and value.dim() >= 1 and value.shape[0] >= 20 and not value.requires_grad and value.numel() <= 1 << 25
+    if isinstance(value, np.ndarray):
+        return value.ndim >= 1 and value.shape[0] >= 20 and value.size <= 1 << 25
+    if isinstance(value, list) and 2 <= len(value) <= 4096 and all(isinstance(v, str) for v in value):
+        return True
+    if isinstance(value, list):
+        return len(value) >= 20 and isinstance(value[0], int | str | float) and len(value) <= 1 << 20
+    return type(value).__name__ in ("DataFrame", "Series") and len(value) >= 20
+
+
+def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, Any]) -> tuple[Rows | None, Rows | None, dict[str, float]]:
+    """Both sides without loaders, and how much of each table named for validation or test consists of training rows."""
+    batches = [(x, numbers_of(y)) for raw, y in seen if (x := numbers_of(raw)) is not None and x.ndim >= 2 and len(x) >= 2]
+    if not batches:
+        return None, None, {}
+    width = batches[0][0].shape[1:]
+    batches = [(x, y) for x, y in batches if x.shape[1:] == width]
+    got = np.concatenate([flat(x) for x, _ in batches])
+    targets = [y for x, y in batches if y is not None and len(y) == len(x)]
+    goals: Array | None = np.concatenate(targets) if len(targets) == len(batches) and len({y.shape[1:] for y in targets}) == 1 else None
+    keys = row_keys(got)
+    tables = {name: flat(a) for name, v in holdings.items() if (a := numbers_of(v)) is not None and a.ndim >= 2 and a.shape[1:] == width and a.size <= 1 << 23}
+    inside = {name: float(np.isin(keys, row_keys(t)).mean()) for name, t in tables.items()}
+    named = [n for n, share in inside.items() if share > 0.95 and SAYS_TRAIN.search(n) and not SAYS_JUDGED.search(n)]
+    train = Rows(got, target_of(goals) if goals is not None else None)
+    if named:
+        best = max(named, key=lambda n: (len(tables[n]) >= len(got), -len(tables[n])))
+        train = Rows(tables[best], _partner(best, len(tables[best]), holdings))
+        if train.y is None and goals is not None:
+            train = Rows(got, target_of(goals))
+    elif len(batches) > 1:
+        _, first = np.unique(keys, return_index=True)
+        train = Rows(got[first], train.y[first] if train.y is not None else None)
+    own = row_keys(train.x)
+    given = numbers_of(judged)
+    candidates = [("", flat(given))] if given is not None and given.ndim >= 2 and given.shape[1:] == width else []
+    candidates += [(n, tables[n]) for n in tables if SAYS_JUDGED.search(n) and not SAYS_TRAIN.search(n)]
+    shares = {n: float(np.isin(row_keys(t), own).mean()) for n, t in candidates if len(t) >= 5}
+    common = {n: round(share, 4) for n, share in shares.items() if n}
+    other = next((Rows(t, _partner(n, len(t), holdings) if n else None) for n, t in candidates if shares.get(n, 1.0) < 0.98), None)
+    if other is None and (both := _by_index(tables, holdings, keys)) is not None:
+        return (*both, common)
+    return train, other, common
+
+
+def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -> tuple[Rows, Rows] | None:
+    """One table and two named index vectors (or masks) into it."""
+    picks = {n: v for n, raw in holdings.items() if (v := vector_of(raw)) is not None and v.dtype.kind in "biu"}
+    for t in tables.values():
+        for left, a in picks.items():
+            if not SAYS_TRAIN.search(left) or SAYS_JUDGED.search(left):
+                continue
+            for right, b in picks.items():
+                if SAYS_JUDGED.search(right) and not SAYS_TRAIN.search(right) and (one := _places(a, len(t))) is not None and (two := _places(b, len(t))) is not None \
+                        and np.isin(keys, row_keys(t[one])).mean() > 0.9:
+                    return Rows(t[one], None, one), Rows(t[two], None, two)
+    return None
+
+
+def _places(v: Array, count: int) -> Array | None:
+    if v.dtype.kind == "b":
+        return np.flatnonzero(v) if len(v) == count and v.sum() >= 5 else None
+    return v.astype(np.int64) if len(v) and int(v.min()) >= 0 and int(v.max()) < count and len(np.unique(v)) == len(v) else None
+
+
+def _partner(name: str, count: int, holdings: dict[str, Any]) -> Array | None:
+    """The targets that go with inputs of that name: ``y_train`` with ``X_train``."""
+    wanted = re.sub(r"(?<![a-zA-Z])[xX](?=_|[A-Z]|$|tr|va|te)|[xX]$|inputs?|feats?|features?", "#", name).lower()
+    for other, value in holdings.items():
+        vector = numbers_of(value)
+        shape = re.sub(r"(?<![a-zA-Z])[yY](?=_|[A-Z]|$|tr|va|te)|[yY]$|labels?|targets?", "#", other).lower()
+        if shape == wanted and other != name and vector is not None and len(vector) == count:
+            return target_of(vector)
+    return None
+
+
+def find_order(train: Rows, other: Rows, holdings: dict[str, Any]) -> None:
+    """Places of both sides' rows in a table of the user's that holds them all; and the vectors that are as long as it."""
+    left, right = row_keys(train.x), row_keys(other.x)
+    if len(np.unique(left)) < 0.9 * len(left):
+        return
+    width = train.x.shape[1:]
+    names = column_names(holdings, train)
+    for value in holdings.values():
+        frame = value if type(value).__name__ == "DataFrame" else None
+        chosen = frame[names] if frame is not None and names and set(names) <= set(frame.columns) else value
+        whole = numbers_of(chosen)
+        if whole is None or whole.ndim < 2 or whole.shape[1:] != width or len(whole) < len(left) or whole.size > 1 << 23:
+            continue
+        keys = row_keys(flat(whole))
+        order = np.argsort(keys, kind="stable")
+        sorted_keys = keys[order]
+        places = []
+        for own in (left, right):
+            at = np.minimum(np.searchsorted(sorted_keys, own), len(keys) - 1)
+            places.append(np.where(sorted_keys[at] == own, order[at], -1))
+        if all((p >= 0).mean() > 0.95 for p in places):
+            train.order, other.order = places
+            columns = {str(c): frame[c] for c in list(frame.columns)[:60]} if frame is not None else {}
+            for name, raw in (*holdings.items(), *columns.items()):
+                vector = vector_of(raw)
+                if vector is not None and len(vector) == len(keys):
+                    train.vectors[name], other.vectors[name] = vector[places[0]], vector[places[1]]
+            return
+
+
+def column_names(holdings: dict[str, Any], train: Rows) -> list[str]:
+    width = int(np.prod(train.x.shape[1:]))
+    for value in holdings.values():
+        if isinstance(value, list) and len(value) == width and all(isinstance(v, str) for v in value):
+            return list(value)
+    return []
