@@ -45,7 +45,7 @@ def backwards(weights: np.ndarray, counts: np.ndarray, skew: float, ratio: float
 
     Only where weights grow with frequency on the whole (their logarithms correlate positively).
     """
-    seen = counts >= 5
+    seen = (counts >= 5) & (weights > 1e-6 * weights.max(initial=0.0))  # a weight of zero leaves a class out on purpose
     if seen.sum() < 2 or (weights[seen] < 0).any():
         return None
     w, n = np.log(np.maximum(weights[seen], 1e-9)), np.log(counts[seen])

@@ -31,6 +31,7 @@ class Tally:
         self.calls = 0
         self.pulls: list[float] = []
         self.by_class: dict[int, list[float]] = {}
+        self.fixed = True
         self.looked = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -45,6 +46,7 @@ class Tally:
             found["pull"] = {"n": len(self.pulls), "first": self.pulls[0], "min": min(self.pulls), "max": max(self.pulls)}
         if self.by_class:
             found["class_pull"] = {str(c): a / n for c, (a, n) in sorted(self.by_class.items()) if n}
+            found["class_pull_fixed"] = self.fixed
         return found
 
     def look(self, function: str, value: torch.Tensor, target: Any, result: Any, kwargs: dict[str, Any], ignore: int) -> None:
@@ -61,6 +63,9 @@ class Tally:
             y, picked = self._answers(function, value.detach()[:kept] if kept < rows else value.detach(), target.detach()[:kept] if kept < rows else target.detach(), ignore)
             if y is not None and picked is not None:
                 self._count(y, picked[0], picked[1])
+            given = kwargs.get("weight")
+            if y is not None and function.startswith("binary") and isinstance(given, torch.Tensor) and given.numel() == y.numel() > 1 and self.looked < HOOKED:
+                self._by_class(given.detach().flatten(), y, 1.0)
         if isinstance(result, torch.Tensor) and result.grad_fn is not None and self.looked < HOOKED:
             self.looked += 1
             self._hook(result, y if y is not None and y.numel() == result.numel() else None)
@@ -106,17 +111,21 @@ class Tally:
                 with torch._C.DisableTorchFunction(), torch.no_grad():
                     self.pulls.append(scalar(grad.detach().sum()))
                     if labels is not None and scale > 1 and grad.numel() == labels.numel():
-                        flat = grad.detach().flatten()
-                        for c in range(min(CLASSES, int(scalar(labels.max())) + 1)):
-                            own = flat[labels == c]
-                            pair = self.by_class.setdefault(c, [0.0, 0.0])
-                            pair[0] += scalar(own.sum()) * scale
-                            pair[1] += own.numel()
+                        self._by_class(grad.detach().flatten(), labels, float(scale))
             except Exception:  # a reading that fails is a gap, never the user's error
                 return
 
         assert result.grad_fn is not None
         result.grad_fn.register_prehook(read)
+
+    def _by_class(self, values: torch.Tensor, labels: torch.Tensor, scale: float) -> None:
+        for c in range(min(CLASSES, int(scalar(labels.max())) + 1)):
+            own = values[labels == c].float()
+            if own.numel():
+                pair = self.by_class.setdefault(c, [0.0, 0.0])
+                pair[0] += scalar(own.sum()) * scale
+                pair[1] += own.numel()
+                self.fixed = self.fixed and scalar(own.max() - own.min()) <= 1e-3 * abs(scalar(own.mean()))
 
 
 def labels_of(dataset: Any) -> torch.Tensor | None:

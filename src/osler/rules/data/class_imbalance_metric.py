@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
+from osler.rules import script
 from osler.rules.class_questions import Shares, shares
+from osler.rules.code_questions import calls_at
 from osler.rules.graph_questions import criteria, loss_built
 
 RANKED = re.compile(r"roc_auc|auroc|average_precision|pr_auc|precision_recall_curve|roc_curve|auc\(", re.I)
@@ -45,9 +48,9 @@ def check(window: Window, *, rare: float = 0.2, recall: float = 0.05, rows: int 
             continue
         index, accuracy, common = found
         train = next((f for f in criteria(window) if shares(f) is not None), fact)
-        at: Location | None = loss_built(window, train)
+        at: Location | None = aliased(window, train, loss_built(window, train))
         labels, _, hits = seen.late
-        weighted = bool(train.get("weights")) or bool(train.get("class_pull")) or any(f.get("sampler") == "WeightedRandomSampler" for f in window.facts("loader"))
+        weighted = bool(train.get("weights")) or lifted(train, index) or any(f.get("sampler") == "WeightedRandomSampler" for f in window.facts("loader"))
         quiet = RANKED.search(text) is not None or weighted
         yield Finding(
             "class-imbalance-metric", "measured", "note" if quiet else "harmful",
@@ -58,6 +61,25 @@ def check(window: Window, *, rare: float = 0.2, recall: float = 0.05, rows: int 
             evidence=(Evidence(f"{int(hits[index])} of {int(labels[index])} rows of class {index} were predicted as such in the newest calls; always answering with the common "
                                f"class would give {common:.1%}", "criterion/late", value=float(hits[index] / labels[index]), threshold=recall, samples=int(labels.sum())),))
         return
+
+
+def aliased(window: Window, fact: Fact, at: Location | None) -> Location | None:
+    """Where a function of torch got the name it is called by (``criterion = F.cross_entropy``)."""
+    if at is None or at != fact.at or str(fact.get("function")) in window.line(at.file, at.line):
+        return at
+    for call in calls_at(window, at):
+        name = script.dotted(call.func)
+        found = script.origin(window, at, name) if name else None
+        if isinstance(found, ast.Assign) and str(fact.get("function")) in script.words(found.value):
+            return Location(at.file, found.lineno)
+    return at
+
+
+def lifted(fact: Fact, index: int) -> bool:
+    """Whether the rare class is weighted up by hand."""
+    pull = fact.get("class_pull") or {}
+    own, others = pull.get(str(index)), [v for c, v in pull.items() if c != str(index)]
+    return own is not None and bool(others) and abs(own) >= 1.5 * abs(max(others, key=abs))
 
 
 def judged(fact: Fact) -> bool:

@@ -130,14 +130,14 @@ def weighted(window: Window, fact: Fact, skew: float, ratio: float, rare: float)
 def by_hand(window: Window, fact: Fact, skew: float, ratio: float, by_gradient: float) -> Finding | None:
     """Losses of single rows that the user weights himself: the gradient each class's losses get."""
     pull, seen = fact.get("class_pull") or {}, shares(fact)
-    if seen is None or seen.total < 50 or fact.get("reduction") != "none" or len(pull) < 2:
+    if seen is None or seen.total < 50 or len(pull) < 2:
         return None
     weights = np.full(len(seen.counts), np.nan)
     for key, value in pull.items():
         weights[int(key)] = abs(float(value))
     counts = np.where(np.isfinite(weights), seen.counts, 0)
     line = alpha_line(window, fact)
-    pair = backwards(np.nan_to_num(weights), counts, skew, ratio if line is not None else by_gradient)
+    pair = backwards(np.nan_to_num(weights), counts, skew, ratio if line is not None else 2.0 if fact.get("class_pull_fixed") else by_gradient)
     if pair is None:
         return None
     common, few = pair
