@@ -98,6 +98,22 @@ def deliberate(window: Window) -> bool:
     return False
 
 
+FORECAST = re.compile(r"next|futur|horizon|forecast|(^|_)lag|ahead|series|return", re.I)
+
+
+def forecasts(window: Window, dep: Dependence, alike: float = 0.1) -> bool:
+    """Rows that follow one another in time, or names that speak of the future: a target from another row is then the task."""
+    if float(dep.fact.get("neighbours") or 0.0) > alike:
+        return True
+    for file in window.sources:
+        module = tree(window, file)
+        for n in ast.walk(module) if module is not None else ():
+            name = n.id if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) else n.name if isinstance(n, ast.FunctionDef | ast.ClassDef) else ""
+            if name and FORECAST.search(name):
+                return True
+    return False
+
+
 def on_purpose(window: Window, file: str, lines: tuple[int, ...] = ()) -> bool:
     """Words near the lines (or, without lines, anywhere in the names of the file) that say wrong pairs are wanted."""
     module = tree(window, file)

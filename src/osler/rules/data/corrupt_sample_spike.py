@@ -14,7 +14,7 @@ from osler.core.window import Window
 from osler.rules.code_questions import quoted
 from osler.rules.loaders import TRAIN, loaders, roles
 from osler.rules.numerics.nonfinite_input import source as data_source
-from osler.rules.script import FUNCTIONS, call_name, constant, root, tree
+from osler.rules.script import FUNCTIONS, assignment, call_name, constant, root, tree
 from osler.rules.spikes import Spikes, spikes
 
 SUSPICIOUS = re.compile(r"corrupt|bad|broken|glitch|outlier|spike|absurd|saturat|wrong|sentinel|missing|unit|sensor|fault|garbage|overflow|invalid", re.I)
@@ -22,7 +22,7 @@ BIG = 40.0
 
 
 @rule("corrupt-sample-spike", "data")
-def check(window: Window, *, times: float = 5.0, gap: float = 20.0, huge: float = 10.0) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, times: float = 5.0, gap: float = 20.0, huge: float = 10.0, alone: float = 200.0) -> Iterator[Finding | NotChecked]:
     """One absurd sample makes one batch spike.
 
     **What it is.** A row with a value of another world: a sensor at its limit, a wrong unit, a sentinel such as 99999, a damaged file. Its batch
@@ -30,7 +30,7 @@ def check(window: Window, *, times: float = 5.0, gap: float = 20.0, huge: float 
 
     **How it is seen.** The data first: all training rows are read in a forked copy; a few rows (at most 2 %) lie beyond a gap, `gap` times as far out as
     the next one, in inputs or targets. And the loss: single steps stand `times` above the steps around them. Both are needed. Where rows
-    cannot be read (a stream), the batch of a spike is: one of its rows is `gap` times as large as the others. Failing that, a line that writes huge
+    cannot be read (a stream), the batch of a spike is: one of its rows is `alone` times as large as its median row. Failing that, a line that writes huge
     numbers into data counts if several lone spikes are `huge` times the steps around.
 
     **Why it matters.** One such step undoes hundreds of others, Adam's second moment remembers it for a thousand steps, and normalisation
@@ -48,7 +48,8 @@ def check(window: Window, *, times: float = 5.0, gap: float = 20.0, huge: float 
     if jumps is None:
         yield NotChecked("corrupt-sample-spike", "the loss was not seen at enough steps")
         return
-    served = [f for f in window.facts("spike") if float(f.get("row_ratio") or 0) >= gap or float(f.get("target_ratio") or 0) >= gap]
+    read = any(f.get("name") == "label-dependence" and int(f.get("loader", -1)) >= 0 for f in window.facts("experiment"))
+    served = [] if read else [f for f in window.facts("spike") if max(float(f.get("row_ratio") or 0), float(f.get("target_ratio") or 0)) >= alone]
     if facts and (len(jumps.steps) >= 1 or jumps.lost):
         yield from by_rows(window, facts[-1], jumps)
     elif served and len(jumps.steps):
@@ -76,7 +77,7 @@ def by_rows(window: Window, fact: Fact, jumps: Spikes) -> Iterator[Finding]:
     ends = [float(v) for v in (fact.get("low"), fact.get("high")) if v is not None]
     worst = max(ends, key=abs, default=math.nan)
     what = "target" if fact.get("what") == "target" else "value"
-    at = written(window, strict=False) or data_source(window) or dataset_line(window) or training_line(window)
+    at = written(window, strict=False, rows=frozenset(rows)) or data_source(window) or dataset_line(window) or named_line(window, fact) or training_line(window)
     who = f"Row {rows[0]}" if len(rows) == 1 else f"{count} of {total} training rows"
     yield Finding(
         "corrupt-sample-spike", "measured", "harmful",
@@ -101,8 +102,9 @@ def by_batch(window: Window, facts: list[Fact], jumps: Spikes) -> Iterator[Findi
 # -- the line -------------------------------------------------------------------------------------------------------
 
 
-def written(window: Window, strict: bool) -> Location | None:
-    """The line that puts an absurd value into the data: a store at chosen rows, or a condition on the row number, with a huge number."""
+def written(window: Window, strict: bool, rows: frozenset[int] = frozenset()) -> Location | None:
+    """The line that puts an absurd value into the data: it names one of the rows, or stores at chosen rows, or stands under a condition on the
+    row number, with a huge number."""
     best: tuple[int, Location] | None = None
     for file in window.sources:
         module = tree(window, file)
@@ -116,19 +118,38 @@ def written(window: Window, strict: bool) -> Location | None:
                 target, value = node.target, node.value
             elif isinstance(node, ast.Return) and node.value is not None:
                 target, value = node.value, node.value
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and call_name(node.value) not in ("print", "backward", "step"):
+                target, value = node.value.func, node.value
             else:
                 continue
+            exact = rows and not isinstance(node, ast.Return) and any(isinstance(n, ast.Constant) and type(n.value) is int and n.value in rows and n.value > 2 for n in ast.walk(node))
             size = largest(window, file, value, node.lineno)
             picked = isinstance(target, ast.Subscript) and not isinstance(node, ast.Return) and not isinstance(target.slice, ast.Slice)
+            if strict and not scaled(window, file, node):
+                continue
             under = condition(node, parents)
             words = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | ({n.id for n in ast.walk(under) if isinstance(n, ast.Name)} if under is not None else set())
             named = any(SUSPICIOUS.search(w) for w in words)
-            if not ((size >= BIG and (picked or under is not None)) or (named and picked and not strict)):
+            tested = under is not None and any(isinstance(n, ast.Constant) and n.value in rows and n.value > 2 for n in ast.walk(under) if isinstance(n, ast.Constant) and type(n.value) is int)
+            if not (exact or tested or (size >= BIG and (picked or under is not None)) or (named and picked and not strict)):
                 continue
-            score = 2 * (size >= BIG) + 2 * picked + (under is not None) + 2 * named
+            score = 4 * bool(exact) + 3 * tested + 2 * (size >= BIG) + 2 * picked + (under is not None) + 2 * named
             if best is None or score > best[0]:
                 best = (score, Location(file, node.lineno))
     return best[1] if best is not None else None
+
+
+def scaled(window: Window, file: str, node: ast.AST) -> bool:
+    """The statement multiplies data by a huge number, or puts one in their place."""
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Mult | ast.Div) and largest(window, file, node.value, node.lineno) >= BIG
+    if not isinstance(node, ast.Assign):
+        return False
+    value, base = node.value, root(node.targets[0])
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return root(value.left) == base and largest(window, file, value.right, node.lineno) >= BIG
+    number = constant(window, file, value, node.lineno)
+    return isinstance(node.targets[0], ast.Subscript) and isinstance(number, int | float) and abs(number) >= 1000
 
 
 def largest(window: Window, file: str, value: ast.expr, line: int) -> float:
@@ -162,6 +183,25 @@ def dataset_line(window: Window) -> Location | None:
     for index, fact in loaders(window).items():
         if role.get(index, TRAIN) == TRAIN and (at := Location.from_json(fact.get("dataset_at"))) is not None:
             return at
+    return None
+
+
+def named_line(window: Window, fact: Fact) -> Location | None:
+    """Where the array of the rows was made: back through slices and conversions to the first value that is no other variable."""
+    name, found = str(fact.get("source") or ""), None
+    for file in window.sources:
+        line = 10**9
+        for _ in range(4):
+            made = assignment(window, file, name, line)
+            if made is None:
+                break
+            found, line = Location(file, made.lineno), made.lineno
+            value = getattr(made, "value", None)
+            if isinstance(made, ast.Assign) and isinstance(made.targets[0], ast.Tuple) and isinstance(value, ast.Tuple):
+                value = next((v for t, v in zip(made.targets[0].elts, value.elts, strict=False) if isinstance(t, ast.Name) and t.id == name), None)
+            name = root(value) or ""
+        if found is not None:
+            return found
     return None
 
 

@@ -15,6 +15,7 @@ from osler.rules.pairing import (
     dataset_pair_line,
     deliberate,
     dependence,
+    forecasts,
     learned,
     offset_line,
     on_purpose,
@@ -63,6 +64,8 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
         yield NotChecked("label-misaligned", "the training rows could not be read beside their targets")
         return
     if dep is not None and dep.independent and dep.better_z >= certain_z and dep.room >= room:
+        if dep.how.startswith("shift") and forecasts(window, dep):
+            return
         at, also, why = where(window, dep, found)
         yield Finding(
             "label-misaligned", "certain", "note" if deliberate(window) or (at is not None and on_purpose(window, at.file, (at.line,))) else "harmful", title(dep), f"{FIX} at {quoted(window, at, 'the line where they part')}.",

@@ -145,8 +145,22 @@ def dependence(rows: RowSet) -> tuple[dict[str, Any], Probe] | None:
         value = hits(rows, probe.loo(coded(rows, other)), other)
         if value > best[1]:
             best = (by, value)
+    row["neighbours"] = figure(alike(rows, chosen))
     row |= {"shift": best[0], "shift_score": figure(best[1]), "shift_z": figure((best[1] - mean) / spread)}
     return row, probe
+
+
+def alike(rows: RowSet, chosen: npt.NDArray[np.int64]) -> float:
+    """Mean correlation of a column with itself one row on: near 0 for rows in random order, high for a series in time."""
+    follow = np.flatnonzero(np.diff(rows.index[chosen]) == 1)
+    if len(follow) < 30:
+        return 0.0
+    x = np.nan_to_num(rows.x[chosen].astype(np.float64))[:, :256]
+    a, b = x[follow], x[follow + 1]
+    a, b = a - a.mean(0), b - b.mean(0)
+    size = np.sqrt((a * a).sum(0) * (b * b).sum(0))
+    good = size > 1e-9
+    return float(((a * b).sum(0)[good] / size[good]).mean()) if good.any() else 0.0
 
 
 def _copies(x: Array, y: Array, there: npt.NDArray[np.bool_]) -> bool:
@@ -244,10 +258,13 @@ def label_dependence(capture: Capture, emit: Emit, seconds: float = 1.0) -> list
         row |= _paired(arrays, hits_in, target, capture)
     if row["pair"] is None and train is None and target is None and hits_in:
         # A loss written by hand shows no target: take what goes by the name of one.
-        named = [n for n, a in arrays.items() if len(a) == len(hits_in[0][1]) and NAMED.match(n.split(".")[-1]) and n != hits_in[0][0]]
+        named = [n for n, a in arrays.items() if len(a) == len(hits_in[0][1]) and a.size == len(a) and NAMED.match(n.split(".")[-1]) and n != hits_in[0][0]]
         row |= {"inputs": hits_in[0][0], "pair": named[0] if len(named) == 1 else None, "by_name": True}
     if train is None and row["pair"] is not None and hits_in:
         train = of_arrays(arrays[row["inputs"]], arrays[row["pair"]], row["inputs"])
+    if train is None and hits_in:
+        alone = of_arrays(hits_in[0][1], np.zeros(len(hits_in[0][1]), np.float32), hits_in[0][0])
+        return [alone] if alone is not None else []
     if train is None:
         return []
     others = [found for i, found in sets if i != capture.active and found.x.shape[1] == train.x.shape[1] and bool(found.classes) == bool(train.classes)]
