@@ -4,6 +4,7 @@ gradient ends. The autograd side comes from facts, the dataflow from traces; not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from osler.core.facts import Fact, Location
 from osler.core.trace import CUTS, VIEWS, Op, Trace
 from osler.core.window import Window
-from osler.rules.code_questions import constructions, spot
+from osler.rules.code_questions import assigned, constructions, spot
 
 CRITERIA = frozenset((
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -95,8 +96,24 @@ def reached(window: Window) -> set[int]:
 
 
 def copies(window: Window) -> set[int]:
-    """Ids of roots that are copies of a trained root (targets, teachers, averages)."""
-    return {int(f["root"]) for f in window.facts("shadow") if f.get("root") is not None}
+    """Ids of roots that are copies of a trained root (targets, teachers, averages), or that the script names so."""
+    return {int(f["root"]) for f in window.facts("shadow") if f.get("root") is not None} | named_teachers(window)
+
+
+TEACHER = re.compile(r"(^|_)(teacher\w*|ema|old|ref_(model|policy|net)|reference|frozen|shadow|(target|tgt)_(net|network|q\w*|model|critic|actor|policy|value)|"
+                     r"(q\w*|net|model|critic|actor|policy|value)_(target|tgt))(_|$|\d)", re.I)
+"""What a network is called whose answers are only compared with."""
+
+
+def named_teachers(window: Window) -> set[int]:
+    """Ids of roots that are assigned to a name like ``teacher`` where they are built."""
+    found: set[int] = set()
+    for fact in window.facts("modules"):
+        for root in fact.get("roots") or ():
+            name = assigned(window, spot(root.get("at")))
+            if name and TEACHER.search(name.split(".")[-1]):
+                found.add(int(root["id"]))
+    return found
 
 
 def shown(names: Iterable[str], most: int = 3) -> str:

@@ -145,6 +145,8 @@ def _site(node: ast.AST, name: str) -> tuple[int, ast.AST | None] | None:
 
 def joins(value: ast.AST, name: str) -> bool:
     """``x + [y]``, ``[*x, y]``, ``torch.cat([x, y])``, ``np.append(x, y)``: the old content and more."""
+    if isinstance(value, ast.IfExp):
+        return joins(value.body, name) or joins(value.orelse, name)
     if isinstance(value, ast.BinOp):
         return name in (last_name(value.left), last_name(value.right)) or joins(value.left, name)
     if isinstance(value, ast.List | ast.Tuple):

@@ -53,13 +53,15 @@ class Times:
 
 
 def times(window: Window, least: int = 25) -> Times | None:
-    """The newest fact, ``None`` where too few looks were taken to speak of shares."""
+    """The newest fact without what the watcher itself took; ``None`` where too few looks were taken to speak of shares."""
     fact: Fact | None = window.last("time")
     if fact is None or int(fact.get("samples") or 0) < least:
         return None
     rows = tuple(Row(tuple(p for p in map(Location.from_json, r.get("stack") or ()) if p is not None), r.get("kind"), str(r.get("via") or ""), str(r.get("leaf") or ""),
                      float(r.get("seconds") or 0), float(r.get("cpu") or 0), int(r.get("samples") or 0)) for r in fact.get("rows") or ())
-    return Times(rows, float(fact.get("seconds") or 0), float(fact.get("cpu") or 0), int(fact.get("samples") or 0), int(fact.get("steps") or 0))
+    ours = [r for r in rows if r.kind == "osler"]
+    return Times(tuple(r for r in rows if r.kind != "osler"), float(fact.get("seconds") or 0) - sum(r.seconds for r in ours),
+                 float(fact.get("cpu") or 0) - sum(r.cpu for r in ours), int(fact.get("samples") or 0) - sum(r.samples for r in ours), int(fact.get("steps") or 0))
 
 
 @lru_cache(maxsize=64)

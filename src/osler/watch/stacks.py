@@ -78,7 +78,7 @@ class Stacks:
         self._done: Any = None
         self._wanted = False
         os.register_at_fork(before=self._pause, after_in_parent=self._resume, after_in_child=self._forget)
-        session.finishers.append(self.finish)
+        session.finishers.insert(0, self.finish)  # before others wait for something at the end
 
     def start(self) -> None:
         """Begin to look at the thread that calls this (once)."""

@@ -13,7 +13,7 @@ from osler.rules.code_questions import quoted
 from osler.rules.growth_questions import Container, bounded_each_step, containers, resident, sites
 from osler.rules.script import FUNCTIONS, around, evaluation_block, function_around, training_functions, trains
 from osler.rules.stack_questions import innermost
-from osler.rules.wiring.hidden_state_not_detached import readers
+from osler.rules.wiring.hidden_state_not_detached import SECOND_TIME, growing, readers
 
 SUMS = frozenset(("add", "add_", "sub", "sub_", "mul", "mul_", "div", "lerp", "lerp_", "cat", "stack", "maximum", "minimum", "max", "min", "hstack", "vstack", "concat"))
 
@@ -55,8 +55,10 @@ def sums(window: Window) -> Iterator[Finding]:
             at = accumulates(window, op)
             if at is None:
                 continue
+            ended = next((f for f in window.facts("exception") if SECOND_TIME in str(f.get("message"))), None)
+            severity = "fatal" if ended is not None else "harmful" if growing(window, 3.0) is not None else "wasteful"
             yield told(window, at, f"`{op.name}` takes a tensor of the step before, which still carries its graph, and its result carries both",
-                       "trace", op.at)
+                       "trace", op.at, severity)
             return
 
 
@@ -87,7 +89,7 @@ def told(window: Window, at: Location, evidence: str, signal: str, other: Locati
         Where.at(at, also=(str(other),) if other is not None and other.line != at.line else ()), first_step=1,
         evidence=(Evidence(evidence, signal, value), *((Evidence(f"resident memory was {grown[0]:.0f} MB at the start and {grown[1]:.0f} MB at the end", "growth", grown[1]),)
                                                        if grown else ())),
-        treatment="detach-state", explains=("python-memory-leak", "hidden-state-not-detached"))
+        treatment="detach-state", explains=("python-memory-leak", "hidden-state-not-detached", "script-failed"))
 
 
 def collected(window: Window, looks: int) -> Iterator[Finding]:

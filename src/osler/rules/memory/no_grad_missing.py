@@ -11,7 +11,9 @@ from osler.core.window import Window
 from osler.rules.code_questions import grad_switch, quoted
 from osler.rules.curve import modules
 from osler.rules.evaluation.eval_mode_missing import judging_blocks
+from osler.rules.graph_questions import copies, criteria
 from osler.rules.growth_questions import resident
+from osler.rules.loaders import SAYS_VALIDATION
 from osler.rules.script import (
     FUNCTIONS,
     LOOPS,
@@ -23,8 +25,10 @@ from osler.rules.script import (
     function_around,
     parse,
     place,
+    targets,
     training_functions,
     trains,
+    words,
 )
 from osler.rules.stack_questions import times
 
@@ -55,7 +59,7 @@ def check(window: Window) -> Iterator[Finding]:
     """
     told = times(window)
     found: set[tuple[str, int]] = set()
-    for at, forwards, evidence in [*phases(window), *blocks(window)]:
+    for at, forwards, evidence in [*phases(window), *blocks(window), *single_lines(window)]:
         block = evaluation_block(window, at)
         head = line_of(window, at)
         if (head.file, block.lineno if block is not None else head.line) in found or off(window, at) or needs_grad(window, at):
@@ -108,6 +112,28 @@ def blocks(window: Window) -> Iterator[tuple[Location, int, Evidence]]:
             why + ", and nothing there switches gradients off", "cycle", float(unused))
 
 
+def single_lines(window: Window) -> Iterator[tuple[Location, int, Evidence]]:
+    """A criterion that is called with gradients on a line that speaks of validation, in a statement that trains nothing."""
+    counts = window.last("cycle")
+    unused = int(counts.get("losses_without_backward") or 0) if counts is not None else 0
+    for fact in criteria(window) if unused else ():
+        statements = around(window, fact.at)
+        if fact.at is None or not statements or not fact.get("first_step"):
+            continue
+        last = statements[-1]
+        named = {w for t in targets(last) for w in [t.split(".")[-1]]} if isinstance(last, ast.Assign) else set()
+        if not any(SAYS_VALIDATION.search(w) for w in named) or trains(last) or differentiated(window, fact.at, named):
+            continue
+        n = int(fact.get("calls") or 1)
+        yield fact.at, 1, Evidence(f"{n} calls of {fact.get('function')} there built a graph, {unused} losses were computed that no backward used", "criterion", float(n))
+
+
+def differentiated(window: Window, at: Location, names: set[str]) -> bool:
+    """Some line calls backward on one of these names, or takes it into another value that may be trained on."""
+    module = parse(window.sources.get(at.file, ""))
+    return any(call_name(c) in NEEDS_GRAD and names & words(c) for c in calls(module))
+
+
 def model_call(window: Window, call: ast.Call) -> bool:
     """A call of something named like a model."""
     name = call_name(call)
@@ -146,12 +172,10 @@ def needs_grad(window: Window, at: Location) -> bool:
 
 def teachers(window: Window) -> Iterator[Finding]:
     """Copies of a trained model, or models named after a teacher, that the loss reaches though no optimizer holds them."""
-    newest = window.last("params")
     known = {int(p["uid"]): p for f in window.facts("params") for p in f.get("params") or () if isinstance(p.get("uid"), int)}
-    del newest
     reached = {u for f in window.facts("graph") for u in f.get("reached_unoptimized") or ()}
     every = modules(window)
-    shadows = {f.get("root") for f in window.facts("shadow")}
+    shadows = copies(window)
     for root in {m.get("root") for m in every.values()}:
         own = [p for p in known.values() if every.get(p.get("module"), {}).get("root") == root]
         hit = [p for p in own if p["uid"] in reached]

@@ -18,7 +18,7 @@ LIGHT = frozenset(("int", "float", "str", "bool", "NoneType", "bytes", "complex"
 
 
 @rule("python-memory-leak", "memory")
-def check(window: Window, *, heavy: int = 1000, total: float = 1e6, often: float = 6.0) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, heavy: int = 1000, total: float = 2.5e5, often: float = 6.0) -> Iterator[Finding | NotChecked]:
     """A plain container grows with every sample or step.
 
     **What it is.** A list, dict, set or queue that outlives the step takes an entry at every sample or step and lets none go: samples a data set remembers,
@@ -35,7 +35,7 @@ def check(window: Window, *, heavy: int = 1000, total: float = 1e6, often: float
     **When this is wrong.** A history of one number a step is no leak and is not named; a cache keyed by the item's index is bounded by the data set; buffers whose text
     shows a limit are left alone even if the run ended before they were full.
 
-    **Source.** tier4/Diffusion-Planner pull request 372; pytorch issue 13246. Thresholds: a megabyte in a run of minutes is a gigabyte in one of days.
+    **Source.** tier4/Diffusion-Planner pull request 372; pytorch issue 13246. Thresholds: a quarter of a megabyte in a run of seconds is gigabytes in one of days.
     """
     if window.last("growth") is None:
         yield NotChecked("python-memory-leak", "the run was too short to see containers grow")
@@ -65,7 +65,7 @@ def weigh(window: Window, c: Container, rows: int, heavy: int, total: float, oft
         return None
     at = in_function_that_ran(found, c).at
     if c.type in ARRAYS:
-        if c.weight < total / 4 or not any(isinstance(s.call, ast.Assign) for s in found):
+        if c.weight < total or not any(isinstance(s.call, ast.Assign) for s in found):
             return None
         return "wasteful", at, f"it grew by {c.weight / 1e6:.1f} MB"
     if keyed_by_index(window, found) and (not rows or c.lens[-1] <= rows):
@@ -81,7 +81,7 @@ def weigh(window: Window, c: Container, rows: int, heavy: int, total: float, oft
     if callables and c.rate >= 0.5:
         return "wasteful", at, f"{c.rate:.2g} entries a step, each of which holds what it refers to"
     if c.rate >= often and c.lens[-1] >= 500 and beyond:
-        return "wasteful" if c.weight >= total / 20 or big else "note", at, f"{c.rate:.0f} entries a step, {c.lens[-1]} so far"
+        return "wasteful" if c.weight >= total / 5 or big else "note", at, f"{c.rate:.0f} entries a step, {c.lens[-1]} so far"
     if big and c.bytes >= heavy and c.rate >= 0.5:
         return "note", at, f"{c.rate:.2g} entries a step of about {c.bytes / 1e3:.1f} kB"
     return None

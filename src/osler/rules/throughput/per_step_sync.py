@@ -62,7 +62,7 @@ def check(window: Window, *, share: float = 0.1, least: float = 0.03) -> Iterato
         if at is None and row.kind != "loader":
             continue
         loop_seconds += row.seconds
-        if at is None or row.kind in ("loader", "backward", "osler") or not row.stack:
+        if at is None or row.kind in ("loader", "backward") or not row.stack:
             continue
         what = next((w for frame in row.stack[: row.stack.index(at) + 1] if (w := effect(window, frame))), None) or by_helper(window, at)
         if what is not None and not in_forward(window, row, at):
@@ -171,19 +171,34 @@ def finding(window: Window, at: Location, what: str, part: float, samples: int, 
 
 
 def written(window: Window) -> Iterator[Finding]:
-    """Files written by a line of the training loop at every step, however little that costs here."""
+    """Files written by a line of the training loop at every step, or by a function it calls, however little that costs here."""
     if window.n_steps < 20:
         return
     for file, loop in step_loops(window):
-        for node in calls(loop, *FILES):
+        for node in calls(loop):
             at = Location(file, node.lineno)
             inner = below_function(around(window, at))
             inside = inner[next((i for i, s in enumerate(inner) if s is loop), 0) + 1:]
-            name = call_name(node)
-            owner = ast.unparse(node.func) if isinstance(node.func, ast.Attribute) else name
-            if any(isinstance(s, ast.If | ast.Try) for s in inside) or owner.startswith(("sys.stdout", "sys.stderr")):
+            if any(isinstance(s, ast.If | ast.Try) for s in inside) or any(node in ast.walk(part) for part in header(loop)):
                 continue
-            yield Finding("per-step-sync", "certain", "note", f"{owner}() is called at every step", f"Write every n steps or once an epoch: {quoted(window, at, 'this line')}.",
+            function = function_named(window, file, call_name(node))
+            what = to_file(node) or next((w for c in calls(function) if (w := to_file(c)) and not conditional(function, c)), None)
+            if what is None:
+                continue
+            yield Finding("per-step-sync", "certain", "note", f"{what}() is called at every step", f"Write every n steps or once an epoch: {quoted(window, at, 'this line')}.",
                           Where.at(at), evidence=(Evidence(f"it stands unconditionally in the loop that made {window.n_steps} steps", "time", float(window.n_steps)),))
             return
 
+
+def to_file(call: ast.Call) -> str | None:
+    """The name of a call that writes a file: `torch.save`, `json.dump`, `open(path, "a")`."""
+    name = call_name(call)
+    owner = ast.unparse(call.func) if isinstance(call.func, ast.Attribute) else name
+    if name == "open":
+        mode = next((k.value for k in call.keywords if k.arg == "mode"), call.args[1] if len(call.args) > 1 and isinstance(call.func, ast.Name) else None)
+        return owner if isinstance(mode, ast.Constant) and any(c in str(mode.value) for c in "wax+") else None
+    return owner if name in FILES and not owner.startswith(("sys.stdout", "sys.stderr")) else None
+
+
+def conditional(function: ast.AST | None, call: ast.Call) -> bool:
+    return any(isinstance(n, ast.If) and any(c is call for c in ast.walk(n)) for n in (ast.walk(function) if function is not None else ()))

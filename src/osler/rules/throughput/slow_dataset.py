@@ -59,8 +59,10 @@ def check(window: Window, *, share: float = 0.3, note: float = 0.15, item: float
         return
     at, seconds, _rows = hot[0]
     inside = sum(h[1] for h in hot)
-    lately = took * inside / found.seconds if took is not None else None
-    if (lately is not None and lately < item) or inside < 0.5 * found.seconds:
+    busy = min(1.0, found.cpu / max(found.seconds, 1e-9))  # a crowded machine makes everything look dear
+    lately = took * busy * inside / found.seconds if took is not None else None
+    per_batch = "collate" in at.function
+    if (lately is not None and lately < (item / 8 if per_batch else item)) or inside < 0.5 * found.seconds:
         return
     why, sure = reason(window, at, known, item)
     severity = "wasteful" if found.share >= share and sure else "note"
@@ -110,7 +112,7 @@ def repeated(known: dict[str, Any]) -> tuple[Evidence, ...]:
 
 def behind_workers(window: Window, loader: Fact, known: dict[str, Any], part: float, share: float, item: float) -> Iterator[Finding]:
     """The work happens in workers; the copy's figures and the text tell."""
-    took = [t for t in known.get("again") or () if isinstance(t, float)]
+    took = [t for t in known.get("work") or () if isinstance(t, float)]
     files = [set(f) for f in known.get("files") or () if f]
     same = len(files) >= 2 and bool(files[0] & files[1])
     if part < share or not took or sorted(took)[len(took) // 2] < 10 * item or not (same or (known.get("same") is True and not known.get("random"))):

@@ -69,8 +69,13 @@ def stale_reader(window: Window, backward: Location | None) -> Op | None:
     """The first operation that reads a tensor computed before an earlier backward and still on its graph; recurrent ones first."""
     found: list[Op] = []
     for trace in window.traces:
-        found += readers(trace)
+        found += [op for op in readers(trace) if not running_sum(trace, op)]
     return next((op for op in found if op.name in RECURRENT), found[0] if found else None)
+
+
+def running_sum(trace: Trace, op: Op) -> bool:
+    """A sum of losses, not a state: loss-graph-retained."""
+    return op.name in ("add", "add_", "mul", "mul_", "sub", "div") and all(not trace.tensors[t].shape for t in (*op.ins, *op.outs))
 
 
 def readers(trace: Trace) -> Iterator[Op]:

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,13 @@ def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
 
     ``same``: equal random states gave equal items. If not, ``change`` is the ratio of standard deviations and ``moved`` the shift of
     the mean in units of the first one's. ``random``: other states gave other items. ``uses``: the global generators that an item advances.
-    ``took`` and ``again``: seconds of the first and the second fetch of each index; ``files``: the files each index opened.
+    ``took`` and ``again``: seconds of the first and the second fetch of each index, ``work`` the processor's part of the second; ``files``: the files each index opened.
     """
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return None
     row: dict[str, Any] = {"loader": index, "dataset": type(dataset).__name__, "same": True, "change": None, "moved": None, "random": False, "uses": [],
-                           "own_generator": False, "items": 0, "took": [], "again": [], "files": [],
+                           "own_generator": False, "items": 0, "took": [], "again": [], "work": [], "files": [],
                            "at": _getitem_line(dataset)}
     generators = list(_generators(dataset))
     row["own_generator"] = bool(generators)
@@ -55,9 +55,10 @@ def item_repeat(index: int, loader: Any) -> dict[str, Any] | None:
         reseed(0)
         for generator, state in zip(generators, states, strict=True):
             _restore(generator, state)
-        begin = perf_counter()
+        begin, works = perf_counter(), process_time()
         two = _numbers(dataset[position])
         row["again"].append(round(perf_counter() - begin, 6))
+        row["work"].append(round(process_time() - works, 6))
         row["items"] += 1
         if one is None or two is None:
             row |= {"same": None}
