@@ -20,7 +20,9 @@ SCALE = re.compile(r"(^|_)(loss_?scale|scale|scaling|loss_?scaler|scaler|ls)(_|$
 INVERSE = re.compile(r"(^|_)(inv|inverse|unscale|scale|scaling)", re.I)
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_grad_norm")
 HARMLESS = frozenset(("isfinite", "isinf", "isnan", "zero_", "is_sparse", "grad_fn", "data_ptr", "zeros_like"))
-STEPS = ("step",)
+MAGNITUDES = frozenset(("norm", "vector_norm", "_foreach_norm", "pow", "square", "abs", "max", "min", "clamp", "clamp_", "clip", "clip_", "std", "var", "item", "sum", "sqrt", "add_", "sub_", "mean",
+                        "tolist", "histogram", "histc", "quantile", "median", "sign", "dot", "topk", "numpy"))
+"""What takes a gradient's size for real. Masks, averages over ranks and copies do not care about a factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,8 @@ def gradient_use(s: ast.stmt, parts: list[ast.AST]) -> str | None:
         return "unscale"
     if every & HARMLESS or all(_only_none(s, r) for r in reads):
         return None
-    if isinstance(s, ast.Assign) and all(isinstance(t, ast.Attribute) and t.attr == "grad" for t in s.targets) and isinstance(s.value, ast.Constant):
-        return None
-    return "use"
+    squares = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow | ast.Add | ast.Sub) for p in parts for n in ast.walk(p)) or isinstance(s, ast.AugAssign)
+    return "use" if squares or every & MAGNITUDES else None
 
 
 def _is_none_test(node: ast.AST) -> bool:

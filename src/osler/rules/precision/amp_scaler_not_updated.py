@@ -54,7 +54,10 @@ def check(window: Window, *, builds: int = 3, repeated: float = 1.3, in_a_row: i
                               treatment="scaler-update")
                 return
     for f in scaling.active(window):
-        yield from one(window, f, builds, repeated, in_a_row)
+        found = list(one(window, f, builds, repeated, in_a_row))
+        yield from found
+        if not found:
+            yield from unscaled_backward(window, f)
     yield from by_hand(window)
 
 
@@ -87,11 +90,39 @@ def one(window: Window, f: Fact, builds: int, repeated: float, in_a_row: int) ->
     elif count["scales"] >= 4 and count["updates"] > repeated * count["scales"]:
         yield finding("certain", "harmful", f"scaler.update() is called {count['updates'] / count['scales']:.1f} times per scaled loss, between steps that share one backward pass",
                       "Call scaler.update() once, after the steps of all optimizers.", lines.get("updates"))
+    elif count["steps"] >= 40 and count["skipped"] > 0.2 * count["steps"] and int(f.get("growth_interval") or 2000) < 50 and count["longest"] < in_a_row:
+        yield finding("measured", "harmful", f"{count['skipped']} of {count['steps']} steps are skipped: the scale grows every {f.get('growth_interval')} steps and overflows again",
+                      "Leave growth_interval at its default of 2000.", f.at)
+    elif count["scales"] * 4 < count["steps"] and count["scales"] <= 2 and count["steps"] >= 4 and optimizers(window) < 4:
+        yield finding("certain", "harmful", f"scaler.step() divides gradients of {count['steps']} steps by a scale that only {count['scales']} losses were multiplied with",
+                      "Pass scaler.scale(loss) back in every step.", lines.get("steps"))
     else:
         scales = [s for _, s in f.get("history") or ()]
         if count["longest"] >= in_a_row and len(scales) > 2 and min(scales[-3:]) >= 0.999 * max(scales[:3]) > 0:
             yield finding("certain", "fatal", f"{count['skipped']} of {count['steps']} steps were skipped and the scale stayed at {scales[-1]:g}",
                           "Let update() lower the scale: do not set it to a constant.", lines.get("updates"), text + f"; {count['longest']} skipped in a row, scale {scales[-1]:g}")
+
+
+def unscaled_backward(window: Window, f: Fact) -> Iterator[Finding]:
+    """`scaler.scale(loss)` is computed and thrown away; the plain loss is passed back, and `scaler.step` divides its gradients by the scale."""
+    at = place((f.get("lines") or {}).get("scales"))
+    module = tree(window, at.file) if at is not None else None
+    if at is None or module is None or not f.get("steps"):
+        return
+    inner = function_around(around(window, at)) or module
+    for s in ast.walk(inner):
+        if not isinstance(s, ast.Expr | ast.Assign) or s.lineno != at.line or not isinstance(s.value, ast.Call) or call_name(s.value) != "scale":
+            continue
+        names = {n.id for t in getattr(s, "targets", ()) for n in ast.walk(t) if isinstance(n, ast.Name)}
+        given = {n.id for a in s.value.args for n in ast.walk(a) if isinstance(n, ast.Name)}
+        backwards = [c for c in calls(inner, "backward") if isinstance(c.func, ast.Attribute)]
+        owners = {scaling.last(c.func.value) for c in backwards if isinstance(c.func, ast.Attribute)}
+        if (not names or not owners & names) and owners & given and not names & given:
+            line = next(c.lineno for c in backwards if isinstance(c.func, ast.Attribute) and scaling.last(c.func.value) in given)
+            yield Finding("amp-scaler-not-updated", "certain", "harmful", "The scaled loss is thrown away: scaler.step() divides gradients that were never scaled",
+                          "scaler.scale(loss).backward().", Where.at(Location(at.file, line)), treatment="scaler-update", explains=("lr-too-low", "loss-plateau", "params-not-moving"),
+                          evidence=(Evidence(f"`{window.line(at.file, at.line).strip()}`, then `{window.line(at.file, line).strip()}`", "source", None, None, 1),))
+            return
 
 
 def optimizers(window: Window) -> int:

@@ -44,7 +44,7 @@ def check(window: Window, *, lost: float = 0.3, samples: int = 2, product: float
     live = [f for f in scaling.active(window) if (f.get("scales") or 0) > 0]
     scales = [s for f in live for _, s in (f.get("history") or ())] or [float(f.get("init_scale") or 0.0) for f in live]
     by_hand = [h for h in scaling.hand_scales(window) if h.value is None or h.value >= 8]
-    tiny_scale = bool(scales) and 0 < float(np.median(scales)) < 1.0
+    tiny_scale = bool(scales) and 0 < float(np.median(scales)) <= 8.0
     if (not live or tiny_scale) and not by_hand:
         scale = float(np.median(scales)) if tiny_scale else 1.0
         known = layers(window, samples)
@@ -86,7 +86,7 @@ def layers(window: Window, samples: int) -> list[Layer]:
     newest = window.last("half-gradients")
     found = []
     for row in (newest.get("params") or ()) if newest is not None else ():
-        seen = row.get("samples") or ()
+        seen = row.get("samples") or []
         early = [s for s in seen if s[0] - seen[0][0] <= 20]
         known = parameter(window, row.get("uid"))
         shape: Any = known.get("shape")

@@ -74,13 +74,10 @@ def drops(module: dict[str, Any]) -> bool:
 def randomness(window: Window, f: Fact) -> str | None:
     """What draws random numbers inside the segment: a dropout below the module that it runs, else a recorded operation under that line."""
     known = modules(window)
-    uids = set(f.get("uids") or ())
-    if uids:
-        owners = [m for m in known.values() if uids & set(m.get("direct") or ())]
-        names = [str(m.get("name") or "") for m in owners]
-        prefix = common(names)
-        inside = [m for m in known.values() if m.get("root") in {o.get("root") for o in owners} and drops(m)
-                  and (str(m.get("name") or "").startswith(prefix + ".") or not prefix or str(m.get("name")) == prefix)]
+    run = known.get(f.get("module", -1))
+    if run is not None:
+        name = str(run.get("name") or "")
+        inside = [m for m in known.values() if m.get("root") == run.get("root") and drops(m) and (not name or m is run or str(m.get("name")).startswith(name + "."))]
         if inside:
             return f"{inside[0].get('class')} {inside[0].get('name')}"
     at = f.at
@@ -88,6 +85,13 @@ def randomness(window: Window, f: Fact) -> str | None:
         for op in trace.ops:
             if op.name in RANDOM_OPS and at is not None and any(u.file == at.file and u.line == at.line for u in op.lines) and drawing(op.kw):
                 return f"{op.name} at line {op.at.line}" if op.at is not None else op.name
+    uids = set(f.get("uids") or ())
+    if run is None and uids and (not window.traces or any(t.truncated for t in window.traces)):
+        owners = [m for m in known.values() if uids & set(m.get("direct") or ())]
+        prefix = common([str(m.get("name") or "") for m in owners])
+        inside = [m for m in known.values() if m.get("root") in {o.get("root") for o in owners} and drops(m) and (not prefix or str(m.get("name") or "").startswith(prefix + "."))]
+        if inside:
+            return f"{inside[0].get('class')} {inside[0].get('name')}"
     return None
 
 

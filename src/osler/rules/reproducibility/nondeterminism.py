@@ -215,7 +215,7 @@ def notes(window: Window, files: list[str]) -> Iterator[tuple[int, str, str, str
             return
     intended = torch_seeded or numpy_seeded or python_seeded
     for f, c, w in every:
-        if not numpy_seeded and re.match(r"(np|numpy)\.random\.", w) and call_name(c) in NUMPY:
+        if not numpy_seeded and re.fullmatch(r"(np|numpy)\.random\.\w+", w) and call_name(c) in NUMPY:
             yield c.lineno, "note", f"{w} draws from NumPy's global generator, which nobody seeded", "np.random.seed(0) at the start, or a generator np.random.default_rng(0).", f
             return
         if w.endswith("default_rng") and not c.args and not c.keywords:

@@ -13,7 +13,7 @@ from osler.rules.script import FUNCTIONS, LOOPS, Function, bound, call_name, cal
 
 SEEDS = frozenset(("manual_seed", "seed"))
 MAKERS = frozenset(("RandomState", "default_rng", "Random"))
-PER_WORKER = re.compile(r"initial_seed|get_worker_info|worker_info|worker_seed|base_seed|urandom|SeedSequence|epoch|getpid|time", re.I)
+PER_WORKER = re.compile(r"initial_seed|get_worker_info|worker_info|worker_seed|base_seed|urandom|SeedSequence|get_state|epoch|getpid|time", re.I)
 HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|evaluate|test|deterministic|probe|fixed|vis|plot|sample|demo|preview)(_|$|\d|uate)", re.I)
 AUGMENTS = re.compile(r"aug|noise|noisy|jitter|flip|crop|drop|mask|shift|roll|rot|perturb|transform|corrupt|mix|scale|erase|warp", re.I)
 
@@ -41,7 +41,7 @@ def check(window: Window) -> Iterator[Finding]:
     **Source.** Handbook B §14; PyTorch notes on randomness in multi-process loading; pytorch issue 5059.
     """
     said = False
-    for finding in (*worker_init(window), *stored(window), *per_item(window), *per_epoch(window)):
+    for finding in (*worker_init(window), *stored(window), *per_item(window), *sampler_order(window), *per_epoch(window)):
         said = True
         yield finding
         break
@@ -183,6 +183,22 @@ def stored(window: Window) -> Iterator[Finding]:
                 for c in seeding(methods["__iter__"]):
                     yield finding(window, file, c.lineno, f"{cls.name}.__iter__ starts the same generator in every worker and every epoch",
                                   "Add torch.utils.data.get_worker_info().id and the epoch to the seed.")
+
+
+def sampler_order(window: Window) -> Iterator[Finding]:
+    """A sampler that shuffles with the same generator at every pass."""
+    if passes(window) < 2:
+        return
+    for file in {f.at.file for f in training_loaders(window) if f.at is not None}:
+        module = tree(window, file)
+        for cls, methods in data_classes(module) if module is not None else ():
+            body = methods.get("__iter__")
+            if body is None or not any("Sampler" in ast.unparse(b) for b in cls.bases):
+                continue
+            for c in seeding(body):
+                source = feeds(body, {w for a in arguments(c) for w in words(a)})
+                if not PER_WORKER.search(" ".join(source)) and constant_seed(source, cls):
+                    yield finding(window, file, c.lineno, f"{cls.name} shuffles with the same seed at every pass, so all epochs have one order", "Add the epoch to the seed (set_epoch).", treatment="seed")
 
 
 def per_item(window: Window) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ class Tools:
             parameters = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
             row = self.checkpoints[str(at)] = {
                 "at": at, "use_reentrant": use_reentrant, "preserve_rng_state": preserve, "calls": 0, "inputs_require_grad": any(t.requires_grad for t in inputs),
+                "module": self.session.registry.module_id(function) if isinstance(function, torch.nn.Module) else None,
                 "output_requires_grad": any(t.requires_grad for t in tensors_in((result,))),
                 "uids": [self.session.registry.uid(p) for p in parameters if p.requires_grad][:500]}
         row["calls"] += 1
