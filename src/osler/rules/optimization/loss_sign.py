@@ -16,7 +16,7 @@ from osler.rules.graph_questions import criteria
 from osler.rules.objective import Expander, Objective, objectives
 from osler.rules.terms import LIKELIHOOD, LOSS_NAME, OVERLAP, Meaning, meanings
 
-EXPLAINS = ("loss-diverged", "loss-plateau", "exploding-gradients", "overfit", "lr-too-high", "log-of-zero", "loss-nan", "dead-units", "embedding-collapse")
+EXPLAINS = ("loss-diverged", "loss-plateau", "exploding-gradients", "overfit", "lr-too-high", "log-of-zero", "loss-nan", "dead-units", "embedding-collapse", "label-misaligned", "label-noise")
 AGAINST = re.compile(r"unlearn|forget|attack|adversar|revers|ascent|ascend|perturb|fool|confus|domain|debias|minimax|min_max|inner_max|virtual|discrepan", re.I)
 SAID = {
     "loss": ("a loss is maximised", "Remove the minus: a loss is minimised as it is."),
@@ -66,7 +66,7 @@ def check(window: Window, *, share: float = 0.9) -> Iterator[Finding | NotChecke
     rival = adversaries.wrong(window, expander, found)
     if rival is not None:
         title, fix, at, evidence = rival
-        yield Finding("loss-sign", "certain", "harmful", title, fix, Where.at(at), first_step=0, evidence=(Evidence(evidence, "source", samples=1),), explains=EXPLAINS)
+        yield Finding("loss-sign", "certain", "fatal", title, fix, Where.at(at), first_step=0, evidence=(Evidence(evidence, "source", samples=1),), explains=EXPLAINS)
         return
     measured = negated(window, share, len(found))
     if measured is not None:
