@@ -21,7 +21,7 @@ LOSSES = frozenset(("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_
                     "criterion", "loss_fn", "lossfn", "objective", "crit", "loss_func", "ce", "bce", "mse", "multi_margin_loss", "gaussian_nll_loss"))
 LABEL = re.compile(r"^(y|t)([A-Z_\d]|b$|tr|va|te|t$|s$|$)|lab|targ|tgt|class|cls|mask|truth|(^|_)gt|annot|outcome|response|rating|(^|_)y(_|$|\d)", re.I)
 CHANCE = re.compile(r"random (order|shuffle|split)")
-SORT = re.compile(r"sort|argsort|index of|reversed|flip")
+SORT = re.compile(r"sort|argsort|index of|reversed|flip|nlargest|nsmallest")
 TIMES = re.compile(r"^(tiled|repeated)")
 
 
