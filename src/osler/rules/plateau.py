@@ -15,7 +15,7 @@ from osler.core.window import Window
 from osler.rules.curve import curve
 from osler.rules.schedule_calls import say
 from osler.rules.schedules import Rhythm, Schedule
-from osler.rules.script import assignment, call_name, function_named
+from osler.rules.script import assignment, call_name, function_named, tree
 from osler.rules.values import argument, call_at, decided
 
 LOWER = re.compile(r"(^|_)(.*loss.*|err|error|errors|mse|mae|rmse|nll|ce|bce|ppl|perplexity|bpc|bits|wer|cer|fid|nelbo|energy|cost|objective|distance)(_|\d|$)", re.I)
@@ -30,6 +30,18 @@ def direction(window: Window, at: Location | None) -> str | None:
     call = call_at(window, at, "step")
     value = argument(call, "metrics", 0)
     return read(window, at, value) if value is not None and at is not None else None
+
+
+def monitored(window: Window) -> str | None:
+    """The metric a framework hands over, by the name in its configuration."""
+    for file in window.sources:
+        module = tree(window, file)
+        for n in ast.walk(module) if module is not None else ():
+            pairs = zip(n.keys, n.values, strict=True) if isinstance(n, ast.Dict) else ()
+            for key, value in pairs:
+                if isinstance(key, ast.Constant) and key.value == "monitor" and isinstance(value, ast.Constant):
+                    return named(str(value.value))
+    return None
 
 
 def read(window: Window, at: Location, value: ast.expr, depth: int = 4) -> str | None:
@@ -124,7 +136,7 @@ def metric_checks(window: Window, s: Schedule, pace: Rhythm | None) -> Iterator[
     cut = cuts(s)
     if len(seen) < 3 or len(seen) < len(metric):
         return
-    wanted = direction(window, s.step_at)
+    wanted = monitored(window) if s.framework else direction(window, s.step_at)
     where = _mode_line(window, s)
     if wanted is None:
         wanted = by_numbers(window, s, seen)

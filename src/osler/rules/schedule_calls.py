@@ -14,20 +14,14 @@ from osler.core.window import Window
 from osler.rules.schedules import (
     Rhythm,
     Schedule,
-    backwards_taken,
-    cadence,
-    epoch_loops,
     horizon,
     length_argument,
-    parts,
     rates,
     step_line,
     steps_taken,
     unit,
-    warmup,
 )
 from osler.rules.script import LOOPS, around, calls, loop_heads, place, root, targets, tree
-from osler.rules.values import decided, keyword_line
 
 OVERWRITES = ("LambdaLR", "OneCycleLR", "CyclicLR", "CosineAnnealingWarmRestarts")
 """Schedulers that set the rate from their own formula, whatever it was before."""
@@ -46,7 +40,7 @@ def never_stepped(window: Window, s: Schedule, pace: Rhythm | None, least: int =
     if s.calls or s.fact.get("custom") or not window.final or s.steps < least or window.facts("exception") or s.framework:
         return
     text = stepping_lines(window, s)
-    if pace is None or (pace.epochs < 2 and not _per_batch(window, s, pace)):
+    if (pace is None and s.steps < 2 * least) or (pace is not None and pace.epochs < 2 and not _per_batch(window, s, pace)):
         return
     _, lr = rates(window, s.drives)
     used = float(lr[-1]) if len(lr) else float("nan")
@@ -60,7 +54,9 @@ def never_stepped(window: Window, s: Schedule, pace: Rhythm | None, least: int =
               severity="note" if text else "harmful", also=(s.at,))
 
 
-def _per_batch(window: Window, s: Schedule, pace: Rhythm) -> bool:
+def _per_batch(window: Window, s: Schedule, pace: Rhythm | None) -> bool:
+    if pace is None:
+        return True
     value, at = length_argument(window, s)
     planned = horizon(s)
     return unit(window, at, value) == "batch" or s.kind == "OneCycleLR" or (planned is not None and planned > 2 * pace.epochs)
@@ -80,7 +76,7 @@ def stepping_lines(window: Window, s: Schedule) -> list[int]:
     return found
 
 
-def missing_line(window: Window, s: Schedule, pace: Rhythm) -> Location | None:
+def missing_line(window: Window, s: Schedule, pace: Rhythm | None) -> Location | None:
     """Where the missing call belongs: after the optimizer's step, or after the loop over batches."""
     at = step_line(window)
     if at is None:
@@ -214,98 +210,6 @@ def _without_effect(over: Schedule, other: Schedule) -> bool:
     return bool(decays and together and over.kind == "LambdaLR" and len(lr) == 2 and lr.min() >= 0.7 * max(over.marks[:, 1].max(), other.marks[:, 1].max()))
 
 
-def wrong_rate(window: Window, s: Schedule, pace: Rhythm | None) -> Iterator[Finding]:
-    """Length and calls do not belong to the same unit: batches against epochs, or batches against accumulated steps."""
-    if pace is None or s.calls < 2 or (s.early > 2 and s.early > 0.05 * s.calls) or s.fact.get("metric") or np.isfinite(s.marks[:, 2]).mean() > 0.5:
-        return
-    inside = parts(window, s)
-    for piece in (s, *inside):
-        found = list(_mismatch(window, s, piece, pace))
-        if found:
-            yield found[0]
-            return
-
-
-def _mismatch(window: Window, s: Schedule, piece: Schedule, pace: Rhythm) -> Iterator[Finding]:
-    how, planned = cadence(s, pace), horizon(piece)
-    warm = warmup(piece)
-    if planned is None and warm is None:
-        return
-    length = planned if planned is not None else warm or 0.0
-    value, at = length_argument(window, piece)
-    written = unit(window, at, value)
-    line = decided(window, at, value) if at is not None else s.at
-    steps, epochs = s.steps, pace.epochs
-    per_epoch = steps / max(epochs, 1)
-    micro = backwards_taken(window, s.drives)
-    k = round(micro / steps) if steps else 1
-    _, lr = rates(window, s.drives)
-    if how == "epoch" and per_epoch >= 3 and length >= 2.5 * s.calls:
-        near = any(abs(length / total - 1) <= 0.02 for total in (steps, micro, steps + epochs) if total)
-        if (written == "batch" and length >= 0.3 * steps) or (near and written != "epoch" and not isinstance(value, ast.Constant)) or \
-                (written == "batch" and warm is not None and warm >= 2 * s.calls):
-            place_, interval = step_place(window, s)
-            yield say(f"{piece.kind} is planned for {length:.0f} batches and stepped once per epoch: {s.calls} calls in {steps} steps",
-                      interval or "Call scheduler.step() after every optimizer step, inside the loop over batches.", place_,
-                      [Evidence(f"{s.calls} of {length:.0f} planned calls were made, one per {steps / s.calls:.0f} optimizer steps", None, s.calls, length, s.calls),
-                       Evidence(f"the rate went from {lr[0]:.3g} to {lr[-1]:.3g}" if len(lr) else "no rate was recorded", "steps/lr", None, None, len(lr))], also=(line, s.at))
-        return
-    if how not in ("step", "micro") or epochs < 2:
-        return
-    if how == "micro" and k >= 2 and (abs(length / steps - 1) < 0.05 or abs(length / (steps + epochs) - 1) < 0.05) and planned is not None and not _repeats(piece):
-        yield say(f"{piece.kind} is planned for {length:.0f} optimizer steps and stepped {s.calls} times: once per batch, also where gradients only accumulate",
-                  "Call scheduler.step() together with optimizer.step().", s.step_at or s.at,
-                  [Evidence(f"{s.calls} calls against {steps} optimizer steps ({k} backward passes each)", None, s.calls, steps, s.calls)], also=(line,))
-        return
-    if how == "step" and k >= 2 and planned is not None and abs(length / micro - 1) < 0.05 and abs(length / steps - 1) > 0.3 and not _repeats(piece):
-        yield say(f"{piece.kind} is planned for {length:.0f} steps, but with {k} batches accumulated there are only {steps}",
-                  f"Divide the number of steps by the {k} accumulated batches.", line,
-                  [Evidence(f"the schedule ends at {steps / length:.0%} of its length", None, steps, length, steps)], also=(s.at,))
-        return
-    turns = s.calls / length
-    if turns < 2.5 or planned is None:
-        return
-    as_epochs = written == "epoch" or (written is None and (length == epochs or (isinstance(value, ast.Constant) and length <= epochs and per_epoch >= 1.5 * length)))
-    one_epoch = written == "batch" and any(abs(length / n - 1) <= 0.01 for n in (per_epoch, pace.batches) if n)
-    if not (as_epochs or one_epoch) or not _hurts(piece, s, lr, turns):
-        return
-    if as_epochs:
-        place_, interval = step_place(window, s)
-        yield say(f"{piece.kind} is planned for {length:.0f} epochs and stepped once per batch: {s.calls} calls in {epochs} epochs",
-                  interval or "Call scheduler.step() once per epoch, after the loop over batches.", place_,
-                  [Evidence(f"its length of {length:.0f} calls passed {turns:.0f} times, {per_epoch:.0f} calls per epoch", None, s.calls, length, s.calls)],
-                  treatment="schedule-per-epoch", also=(line, s.at))
-    else:
-        yield say(f"{piece.kind} is planned for {length:.0f} steps, one epoch, but {epochs} epochs were trained",
-                  "Multiply the number of steps by the number of epochs.", line,
-                  [Evidence(f"its length passed {turns:.0f} times", None, s.calls, length, s.calls)], also=(s.at,))
-
-
-def _repeats(piece: Schedule) -> bool:
-    return piece.kind in ("StepLR", "CosineAnnealingWarmRestarts", "CyclicLR")
-
-
-def _hurts(piece: Schedule, s: Schedule, lr: np.ndarray, turns: float) -> bool:
-    """The rate is gone for a good part of the run, or swings up and down."""
-    if len(lr) < 10:
-        return True
-    if piece.kind == "CosineAnnealingWarmRestarts":
-        return turns >= 5 and int(piece.attrs.get("T_mult") or 1) == 1
-    if piece.kind == "CosineAnnealingLR":
-        return turns >= 3
-    return float((lr <= 0.05 * lr.max()).mean()) >= 0.3
-
-
-def step_place(window: Window, s: Schedule) -> tuple[Location | None, str | None]:
-    """The line of the call; for a framework that makes it, the option that says how often."""
-    if s.framework:
-        found = keyword_line(window, "interval")
-        where = found or next((Location(s.at.file, r.lineno) for st in around(window, s.at) if isinstance(st, ast.FunctionDef)
-                               for r in ast.walk(st) if isinstance(r, ast.Return) and s.at is not None), None) if s.at is not None else None
-        return where or s.at, 'Set "interval" of the scheduler\'s configuration to the unit its length is written in ("step" or "epoch").'
-    return s.step_at or s.at, None
-
-
 def twice(window: Window, s: Schedule, pace: Rhythm | None) -> Iterator[Finding]:
     """Two lines step one scheduler, in turn."""
     lines = [(place(row[0]), int(row[1])) for row in s.fact.get("lines") or ()]
@@ -324,24 +228,6 @@ def twice(window: Window, s: Schedule, pace: Rhythm | None) -> Iterator[Finding]
               [Evidence(f"{n} calls at line {first.line} and {m} at line {second.line}", None, n + m, n, n + m)], also=(first, second))
 
 
-def overrun(window: Window, every: Sequence[Schedule], pace: Rhythm | None) -> Iterator[Finding]:
-    """OneCycleLR refuses more calls than it was planned for."""
-    for f in window.facts("exception"):
-        told = re.search(r"Tried to step (\d+) times\. The (?:specified number of|total number of) (?:total )?steps is (\d+)", str(f.get("message") or ""))
-        if told is None:
-            continue
-        total = int(told[2])
-        s = next((s for s in every if s.kind == "OneCycleLR" and s.attrs.get("total_steps") == total), None)
-        value, at = length_argument(window, s) if s is not None else (None, None)
-        line = decided(window, at, value) if at is not None and value is not None else s.at if s is not None else f.at
-        loops = epoch_loops(window)
-        per_epoch = unit(window, at, value) == "epoch" or (loops is not None and total == loops)
-        where = f.at if per_epoch else line
-        yield say(f"OneCycleLR is planned for {total} calls and was stepped once more", "Call scheduler.step() once per epoch." if per_epoch
-                  else "Give it the number of all optimizer steps: total_steps=epochs * len(loader).", where,
-                  [Evidence(f"the run ended with: {str(f.get('message'))[:120]}", None, int(told[1]), total, total)], "fatal", also=(line, f.at))
-
-
 def consumed(window: Window, s: Schedule, least: int = 4) -> Iterator[Finding]:
     """Stepped through before its optimizer made a single step."""
     _, lr = rates(window, s.drives)
@@ -355,11 +241,23 @@ def consumed(window: Window, s: Schedule, least: int = 4) -> Iterator[Finding]:
               [Evidence(f"{s.early} of {s.calls} calls came before any step", "steps/lr", float(lr[0]), s.base, s.early)], also=(s.at,))
 
 
+def doubled(window: Window, every: Sequence[Schedule]) -> Iterator[Finding]:
+    """Two like schedulers on one optimizer, and none on another that steps."""
+    taken = steps_taken(window)
+    driven = {i for s in every for i in s.drives}
+    bare = [i for i, n in taken.items() if n >= 20 and i not in driven]
+    for i, s in enumerate(every):
+        for other in every[:i]:
+            if bare and s.kind == other.kind and s.calls and other.calls and s.drives == other.drives and s.at != other.at and taken.get(s.drives[0] if s.drives else -1, 0) >= 20 \
+                    and {k: v for k, v in s.attrs.items() if k != "base_lrs"} == {k: v for k, v in other.attrs.items() if k != "base_lrs"}:
+                yield say(f"Two {s.kind} schedulers set one optimizer, and another optimizer has none", "Build each scheduler on its own optimizer.", s.at,
+                          [Evidence(f"optimizer {s.drives[0]} has two, optimizer {bare[0]} none, of {len(taken)}", None, 2, 1, len(taken))], also=(other.at,))
+                return
+
+
 def _branches(window: Window, first: Location, second: Location) -> bool:
     """The two lines are branches of one decision."""
     for statement in around(window, first):
         if isinstance(statement, ast.If) and statement.orelse and any(st is statement for st in around(window, second)):
             return True
     return False
-
-

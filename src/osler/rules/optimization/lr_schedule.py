@@ -8,15 +8,15 @@ from osler.core.window import Window
 from osler.rules.plateau import metric_checks
 from osler.rules.schedule_calls import (
     consumed,
+    doubled,
     fighting,
     foreign_optimizer,
     never_stepped,
-    overrun,
     rebuilt,
     twice,
     wrong_argument,
-    wrong_rate,
 )
+from osler.rules.schedule_lengths import overrun, remarks, wrong_rate
 from osler.rules.schedule_rates import absolute, gone, growing, unfinished, without_effect
 from osler.rules.schedules import rhythm, schedules
 
@@ -57,13 +57,15 @@ def check(window: Window, *, tiny: float = 1e-3, share: float = 0.25, min_steps:
             found += said
             if any(f.severity in LOUD for f in said):
                 break
-    found += [*rebuilt(window, every), *fighting(window, every)]
+    found += [*rebuilt(window, every), *fighting(window, every), *doubled(window, every)]
     if not any(f.severity in LOUD for f in found):
         for more in (gone(window, every, pace, tiny=tiny, share=share, least=min_steps), unfinished(window, every, pace), absolute(window, every),
                      growing(window, every), without_effect(window)):
             found += list(more)
             if any(f.severity in LOUD for f in found):
                 break
+    if not found:
+        found = [f for s in every for f in remarks(window, s, pace)][:2]
     yield from found
     if not found and not len(window.steps):
         yield NotChecked("lr-schedule", "no optimizer step was seen")
