@@ -250,8 +250,7 @@ class Observer:
                                 "dropout_active": dropout[:50], "batchnorm_training": batchnorm[:50], "dropout_total": len(dropout),
                                 "batchnorm_total": len(batchnorm)}
             phase.line = phase.line or user_line()
-            if not grad:
-                self.on_judging(args, kwargs, True)
+            self.on_judging(args, kwargs, True)
             if phase.input is None and (self.phases < 3 or self.phases & (self.phases - 1) == 0):
                 early = self.phases < 12
 

@@ -7,7 +7,7 @@ or, without loaders, from tensors and arrays of the user's that hold the rows th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from osler.watch.experiments import column_questions as columns
 from osler.watch.experiments import table_questions as ask
-from osler.watch.experiments.table_frames import column_names, find_order, from_frames, holdings_of
+from osler.watch.experiments.table_frames import add_vectors, column_names, find_order, from_frames, holdings_of
 from osler.watch.experiments.table_rows import Array, Rows, flat, numbers_of, target_of, vector_of
 from osler.watch.readout import array
 
@@ -37,14 +37,17 @@ def table(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]], 
     begin = perf_counter()
     holdings = dict(holdings_of(frame))
     common: dict[str, float] = {}
-    if training and judging:
+    labelled: Rows | None = None
+    if training:
         source = "loaders"
         train = _joined([r for d in training[:2] if (r := _from_dataset(d, TRAIN_ROWS)) is not None])
-        other = _from_dataset(judging[0], JUDGED_ROWS)
-        _common_base(training[0], judging[0], train, other)
+        other = _from_dataset(judging[0], JUDGED_ROWS) if judging else _by_hand(judged, train)
+        if judging:
+            _common_base(training[0], judging[0], train, other, holdings)
     else:
         source = "tensors"
-        train, other, common = from_frames(seen, judged, holdings)
+        sides = from_frames(seen, judged, holdings)
+        train, other, common, labelled = sides.train, sides.other, sides.common, sides.labelled
     if train is None or len(train.x) < 20:
         emit({"name": "table", "unclear": True, "why": "the rows that are trained on were not found", "source": source, "at": None})
         return
@@ -54,8 +57,9 @@ def table(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]], 
         find_order(train, other, holdings)
     row: dict[str, Any] = {"name": "table", "source": source, "train_rows": len(train.x), "judged_rows": len(other.x) if other is not None else 0,
                            "shape": list(train.x.shape[1:]), "dtype": str(train.x.dtype), "common": common, "at": None}
-    row["column"] = columns.deciding_column(train.x, train.y, column_names(holdings, train))
-    row["window_target"] = columns.target_within(train.x, train.y)
+    told = train if train.y is not None or labelled is None else labelled
+    row["column"] = columns.deciding_column(told.x, told.y, column_names(holdings, told))
+    row["window_target"] = columns.target_within(told.x, told.y)
     if other is not None:
         row["overlap"] = ask.overlap(train.x, other.x)
         row["shifted"] = ask.shifted(train.x, other.x)
@@ -100,10 +104,20 @@ def _from_dataset(dataset: Any, limit: int) -> Rows | None:
         return None
     rows.order = places if index is not None else None
     for name, value in list(vars(base).items())[:60]:
-        vector = vector_of(value)
-        if vector is not None and len(vector) == len(base):
-            rows.vectors[name] = vector[places]
+        for key, thing in _inside(name, value, len(base)):
+            vector = vector_of(thing)
+            if vector is not None and len(vector) == len(base):
+                rows.vectors[key] = vector[places]
     return rows
+
+
+def _inside(name: str, value: Any, count: int) -> Iterator[tuple[str, Any]]:
+    """An attribute itself, the columns of a frame, the fields of a list of records."""
+    yield name, value
+    if type(value).__name__ == "DataFrame":
+        yield from ((str(c), value[c]) for c in list(value.columns)[:60])
+    elif isinstance(value, list) and len(value) == count and count and isinstance(value[0], dict):
+        yield from ((str(k), [r.get(k) for r in value]) for k, v in value[0].items() if isinstance(v, int | str))
 
 
 def _by_item(base: Any, places: Array) -> tuple[Rows | None, Array]:
@@ -141,12 +155,23 @@ def _parts(item: Any) -> tuple[Array | None, Any]:
     return x, numbers_of(label) if label is not None else None
 
 
-def _common_base(training: Any, judging: Any, train: Rows | None, other: Rows | None) -> None:
+def _by_hand(judged: Any, train: Rows | None) -> Rows | None:
+    """Training rows come from a loader, validation rows do not; a batch of the training loader is no validation."""
+    given = numbers_of(judged)
+    if given is None or train is None or len(train.x) >= TRAIN_ROWS or given.ndim < 2 or given.shape[1:] != train.x.shape[1:]:
+        return None
+    rows = flat(given)
+    return Rows(rows) if np.isin(ask.keys(rows), ask.keys(train.x)).mean() < 0.98 else None
+
+
+def _common_base(training: Any, judging: Any, train: Rows | None, other: Rows | None, holdings: dict[str, Any]) -> None:
     """Places count only where both sides are parts of one data set; data sets that keep their own positions tell them."""
     if train is None or other is None:
         return
     a, b = _unwrapped(training)[0], _unwrapped(judging)[0]
-    if a is not b:
+    if a is b:
+        add_vectors(train, other, len(a), holdings)
+    else:
         train.order = other.order = None
         for name in set(train.vectors) & set(other.vectors):
             if re.search(r"start|index|indices|idx|pos|offset|time|^t$|date|ids?$|anchor", name) and train.vectors[name].dtype.kind in "iu" \

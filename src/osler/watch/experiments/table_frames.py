@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,53 +62,71 @@ def _sized(value: Any) -> bool:
     return type(value).__name__ in ("DataFrame", "Series") and len(value) >= 20
 
 
-def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, Any]) -> tuple[Rows | None, Rows | None, dict[str, float]]:
-    """Both sides without loaders, and how much of each table named for validation or test consists of training rows."""
+@dataclass
+class Sides:
+    """What frames tell: both sides, the rows whose targets were seen, the share of training rows in each table named for validation."""
+
+    train: Rows | None = None
+    other: Rows | None = None
+    labelled: Rows | None = None
+    common: dict[str, float] = field(default_factory=dict)
+
+
+def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, Any]) -> Sides:
+    """Both sides without loaders. Rows that nothing names are believed only where every step got the same ones."""
     batches = [(x, numbers_of(y)) for raw, y in seen if (x := numbers_of(raw)) is not None and x.ndim >= 2 and len(x) >= 2]
     if not batches:
-        return None, None, {}
+        return Sides()
     width = batches[0][0].shape[1:]
     batches = [(x, y) for x, y in batches if x.shape[1:] == width]
     got = np.concatenate([flat(x) for x, _ in batches])
     targets = [y for x, y in batches if y is not None and len(y) == len(x)]
     goals: Array | None = np.concatenate(targets) if len(targets) == len(batches) and len({y.shape[1:] for y in targets}) == 1 else None
     keys = row_keys(got)
+    _, first = np.unique(keys, return_index=True)
+    labelled = Rows(got[first], target_of(goals)[first] if goals is not None else None)
     tables = {name: flat(a) for name, v in holdings.items() if (a := numbers_of(v)) is not None and a.ndim >= 2 and a.shape[1:] == width and a.size <= 1 << 23}
-    inside = {name: float(np.isin(keys, row_keys(t)).mean()) for name, t in tables.items()}
-    named = [n for n, share in inside.items() if share > 0.95 and SAYS_TRAIN.search(n) and not SAYS_JUDGED.search(n)]
-    train = Rows(got, target_of(goals) if goals is not None else None)
+    named = [n for n, t in tables.items() if SAYS_TRAIN.search(n) and not SAYS_JUDGED.search(n) and np.isin(keys, row_keys(t)).mean() > 0.95]
+    whole = len(batches) > 1 and all(len(x) == len(batches[0][0]) for x, _ in batches) and len(first) <= len(batches[0][0])
+    train = labelled
     if named:
-        best = max(named, key=lambda n: (len(tables[n]) >= len(got), -len(tables[n])))
+        best = max(named, key=lambda n: -len(tables[n]))
         train = Rows(tables[best], _partner(best, len(tables[best]), holdings))
-        if train.y is None and goals is not None:
-            train = Rows(got, target_of(goals))
-    elif len(batches) > 1:
-        _, first = np.unique(keys, return_index=True)
-        train = Rows(got[first], train.y[first] if train.y is not None else None)
     own = row_keys(train.x)
     given = numbers_of(judged)
-    candidates = [("", flat(given))] if given is not None and given.ndim >= 2 and given.shape[1:] == width else []
+    candidates = [("", flat(given))] if given is not None and given.ndim >= 2 and given.shape[1:] == width and (named or whole) else []
     candidates += [(n, tables[n]) for n in tables if SAYS_JUDGED.search(n) and not SAYS_TRAIN.search(n)]
     shares = {n: float(np.isin(row_keys(t), own).mean()) for n, t in candidates if len(t) >= 5}
     common = {n: round(share, 4) for n, share in shares.items() if n}
     other = next((Rows(t, _partner(n, len(t), holdings) if n else None) for n, t in candidates if shares.get(n, 1.0) < 0.98), None)
-    if other is None and (both := _by_index(tables, holdings, keys)) is not None:
-        return (*both, common)
-    return train, other, common
+    if (other is None or not named) and (both := _by_index(tables, holdings, keys)) is not None:
+        train, other = both
+    return Sides(train, other, labelled, common)
 
 
 def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -> tuple[Rows, Rows] | None:
     """One table and two named index vectors (or masks) into it."""
     picks = {n: v for n, raw in holdings.items() if (v := vector_of(raw)) is not None and v.dtype.kind in "biu"}
-    for t in tables.values():
+    for name, t in tables.items():
         for left, a in picks.items():
-            if not SAYS_TRAIN.search(left) or SAYS_JUDGED.search(left):
+            if not SAYS_TRAIN.search(left) or SAYS_JUDGED.search(left) or (one := _places(a, len(t))) is None or np.isin(keys, row_keys(t[one])).mean() <= 0.9:
                 continue
             for right, b in picks.items():
-                if SAYS_JUDGED.search(right) and not SAYS_TRAIN.search(right) and (one := _places(a, len(t))) is not None and (two := _places(b, len(t))) is not None \
-                        and np.isin(keys, row_keys(t[one])).mean() > 0.9:
-                    return Rows(t[one], None, one), Rows(t[two], None, two)
+                if SAYS_JUDGED.search(right) and not SAYS_TRAIN.search(right) and (two := _places(b, len(t))) is not None:
+                    y = _partner(name, len(t), holdings)
+                    sides = Rows(t[one], y[one] if y is not None else None, one), Rows(t[two], y[two] if y is not None else None, two)
+                    add_vectors(*sides, len(t), holdings)
+                    return sides
     return None
+
+
+def add_vectors(train: Rows, other: Rows, count: int, holdings: dict[str, Any]) -> None:
+    """Vectors of the user's that have an entry for each row of the whole table, at the places of both sides."""
+    for name, raw in holdings.items():
+        vector = vector_of(raw)
+        if vector is not None and len(vector) == count and train.order is not None and other.order is not None:
+            train.vectors.setdefault(name, vector[train.order])
+            other.vectors.setdefault(name, vector[other.order])
 
 
 def _places(v: Array, count: int) -> Array | None:
@@ -150,10 +169,7 @@ def find_order(train: Rows, other: Rows, holdings: dict[str, Any]) -> None:
         if all((p >= 0).mean() > 0.95 for p in places):
             train.order, other.order = places
             columns = {str(c): frame[c] for c in list(frame.columns)[:60]} if frame is not None else {}
-            for name, raw in (*holdings.items(), *columns.items()):
-                vector = vector_of(raw)
-                if vector is not None and len(vector) == len(keys):
-                    train.vectors[name], other.vectors[name] = vector[places[0]], vector[places[1]]
+            add_vectors(train, other, len(keys), {**columns, **holdings})
             return
 
 
