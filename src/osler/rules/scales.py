@@ -166,7 +166,7 @@ def constant_loss(function: str, deviation: float) -> float:
 
 def score(window: Window, pair: Pair) -> Score | None:
     """Of a regression; ``None`` where its loss was not seen or is no plain mean."""
-    deviation = float(pair.target["std"])
+    deviation = float((pair.fact.get("target_std_within") if pair.fact is not None else None) or pair.target["std"])
     if deviation <= 0:
         return None
     if pair.fact is not None:

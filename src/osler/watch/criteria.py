@@ -64,6 +64,8 @@ class Criterion:
             self.info["prediction_last"] = made
         std, mean = torch.std_mean(y, unbiased=False)
         m, n = scalar(mean), y.numel()
+        if y.dim() == 2 and 1 < y.shape[1] <= 64 and y.shape[0] > 1:
+            numbers["within"] = numbers.get("within", 0.0) + scalar(y.var(0, unbiased=False).mean()) * n
         for key, value in (("n", float(n)), ("sum", m * n), ("squares", (scalar(std) ** 2 + m * m) * n), ("below_zero", scalar((y < -1e-6).sum())),
                            ("above_one", scalar((y > 1 + 1e-6).sum())), ("below_minus_one", scalar((y < -1 - 1e-6).sum()))):
             numbers[key] = numbers.get(key, 0.0) + value
@@ -73,7 +75,8 @@ class Criterion:
         if not n:
             return {}
         mean = self.numbers["sum"] / n
-        return {"target_mean": mean, "target_std": max(self.numbers["squares"] / n - mean * mean, 0.0) ** 0.5,
+        within = {"target_std_within": (self.numbers["within"] / n) ** 0.5} if "within" in self.numbers else {}
+        return {**within, "target_mean": mean, "target_std": max(self.numbers["squares"] / n - mean * mean, 0.0) ** 0.5,
                 **{f"target_{key}": self.numbers[key] / n for key in ("below_zero", "above_one", "below_minus_one")}}
 
     def to_json(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Raw:
         if self.peak > large:
             return self.peak
         top = max(abs(float(self.figures["min"])), abs(float(self.figures["max"])))
-        if 0 < top < flat or (top > 0 and self.contrast() < flat and len(self.columns) > 1):
+        if 0 < top < flat or (top > 0 and self.contrast() < flat):
             return 1.0
         return 0.0
 
