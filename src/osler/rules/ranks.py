@@ -139,11 +139,15 @@ def same_rows(windows: list[Window], loader: int) -> tuple[float, int]:
     return (same / len(common) if common else 0.0), len(common)
 
 
-def shared_set(windows: list[Window], loader: int) -> tuple[float, int]:
-    """Share of the distinct rows of the first pass that every rank was served in it, whatever the order; and how many rows that are."""
-    taken = [{h for (p, _), h in rows(w, loader).items() if p == 1} for w in windows]
-    together, any_rank = set.intersection(*taken), set.union(*taken)
-    return (len(together) / len(any_rank) if any_rank else 0.0), len(any_rank)
+def overlap(a: Window, b: Window, loader: int, total: int) -> tuple[float, int]:
+    """Rows that two ranks were both served in their first pass, as a multiple of what two independent passes over all ``total`` rows share; and how
+    many rows that are. Zero where a rank was served one row twice: it draws with replacement, and makes no passes."""
+    served = [[h for (p, _), h in rows(w, loader).items() if p == 1] for w in (a, b)]
+    distinct = [set(s) for s in served]
+    if any(len(d) < 0.97 * len(s) or len(s) < 0.2 * total for s, d in zip(served, distinct, strict=True)):
+        return 0.0, 0
+    common = len(distinct[0] & distinct[1])
+    return common * total / (len(distinct[0]) * len(distinct[1])), common
 
 
 # -- places ----------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def check(window: Window, *, fixed_share: float = 0.2, random_share: float = 0.4
         rows, size = loader.get("rows"), loader.get("batch_size")
         if not loader.get("drop_last") or not isinstance(rows, int) or not isinstance(size, int) or rows <= 0 or size <= 0:
             continue
+        if isinstance(loader.get("replicas"), int) and loader["replicas"] > 1:
+            rows = -(-rows // int(loader["replicas"]))  # a distributed sampler serves each rank its part
         length = loader.get("length")
         batches = length if isinstance(length, int) else rows // size
         kept = min(rows, batches * size)

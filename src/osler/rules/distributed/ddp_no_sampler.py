@@ -7,34 +7,36 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.code_questions import quoted
+from osler.rules.code_questions import constructions, quoted
 from osler.rules.loaders import dataset_line
 from osler.rules.ranks import (
     DRAWS_ORDER,
+    RANK_WORD,
     drawing,
     everyone,
     group,
     iteration_line,
     leading,
+    overlap,
     reduces,
     same_batches,
     same_rows,
     sampler_line,
     sharded_by_design,
-    shared_set,
     training_loaders,
 )
-from osler.rules.script import LOOPS, around, below_function, call_name, origin, place, root
+from osler.rules.script import LOOPS, around, below_function, call_name, calls, function_around, origin, place, root
 
 
 @rule("ddp-no-sampler", "distributed")
-def check(window: Window, *, least_rows: int = 16, least_steps: int = 3, same: float = 0.95) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, least_rows: int = 16, least_steps: int = 3, same: float = 0.95, least_share: float = 0.6) -> Iterator[Finding | NotChecked]:
     """Every rank trains on the same rows.
 
     What it is: no DistributedSampler, a sampler that is not told its rank, a stream that every rank reads in full, or random batches drawn
     from one seed on all ranks.
     How it is seen: fingerprints of the rows that the model was given, or that the training loader served, are compared between ranks at the same
-    place: at least `least_steps` steps, or `least_rows` rows of which `same` agree; or every rank is served all of the rows in its first pass. Only where
+    place: at least `least_steps` steps, or `least_rows` rows of which `same` agree; or the first pass of every rank is over all rows, and two ranks share `least_share` of the rows that passes in another
+    order share by chance (ranks with rows of their own share none). Only where
     gradients or parameters are exchanged.
     Why it matters: the ranks compute the same gradients: nothing is gained by having more of them, and an epoch is as many passes over the data as there are ranks.
     What to do: `DistributedSampler(dataset)` in the training loader; by hand `rows[rank::world]`; for random batches `seed + rank`.
@@ -51,7 +53,7 @@ def check(window: Window, *, least_rows: int = 16, least_steps: int = 3, same: f
         return
     equal, looked = same_batches(ranks)
     if looked >= 2 and equal < 0.5 * looked:
-        yield from whole_passes(window, ranks, least_rows, same)
+        yield from whole_passes(window, ranks, least_rows, least_share)
         return
     served = training_loaders(window)
     for index, loader in served.items():
@@ -67,15 +69,18 @@ def check(window: Window, *, least_rows: int = 16, least_steps: int = 3, same: f
             yield drawn(window, words, looked)
 
 
-def whole_passes(window: Window, ranks: list[Window], least_rows: int, same: float) -> Iterator[Finding]:
+def whole_passes(window: Window, ranks: list[Window], least_rows: int, least: float) -> Iterator[Finding]:
     """Another order on each rank, but each of them goes through everything."""
     for index, loader in training_loaders(window).items():
-        share, count = shared_set(ranks, index)
-        total = loader.get("rows")
-        if same_rows(ranks, index)[0] >= 0.5:
+        total, size, length = loader.get("rows"), loader.get("batch_size"), loader.get("length")
+        if not all(isinstance(n, int) for n in (total, size, length)) or loader.get("iterable") or loader.get("sampler") not in ("RandomSampler", "SequentialSampler"):
+            continue
+        if same_rows(ranks, index)[0] >= 0.5 or int(length) * int(size) < 0.9 * int(total):
             continue  # each rank takes its part of a batch after loading
-        if count >= least_rows and share >= same and isinstance(total, int) and count >= 0.9 * total and not loader.get("iterable"):
-            yield told(window, loader, f"each of the {len(ranks)} ranks was served {share:.0%} of all {count} distinct rows in its first pass", share, same, count)
+        ratio, common = min(overlap(window, peer, index, int(total)) for peer in window.peers)
+        if common >= least_rows and ratio >= least:
+            yield told(window, loader, f"the first pass of every rank is over all {total} rows: of those looked at, two ranks share {common}, {ratio:.0%} of what passes "
+                       "over the same rows in another order share", ratio, least, common)
             return
 
 
@@ -87,6 +92,9 @@ def told(window: Window, loader: Fact, evidence: str, value: float, threshold: f
     if loader.get("iterable"):
         also, at = [loader.at, *also], iteration_line(window, loader) or loader.at
         fix = "Yield only every world-th item, beginning with the rank,"
+    elif (cut := shard_line(window, loader)) is not None:
+        also, at = [loader.at, *also], cut
+        why, fix = "cuts the same part out on every rank", "Cut out another part on each rank"
     elif isinstance(replicas, int):
         made = sampler_line(window, loader)
         also, at = [loader.at, *also], made or loader.at
@@ -98,6 +106,17 @@ def told(window: Window, loader: Fact, evidence: str, value: float, threshold: f
         f"{fix} at {quoted(window, at, 'the construction of the loader')}.",
         Where.at(at, also=tuple(str(a) for a in also if a is not None and a != at)), first_step=0,
         evidence=(Evidence(evidence, "rows/hash", value=value, threshold=threshold, samples=samples),), treatment="sampler", explains=("ddp-set-epoch-missing",))
+
+
+def shard_line(window: Window, loader: Fact) -> Location | None:
+    """Where a function that is told the rank cuts a Subset out."""
+    if loader.get("dataset") != "Subset":
+        return None
+    for at in constructions(window, "Subset"):
+        function = function_around(around(window, at))
+        if function is not None and any(RANK_WORD.search(a.arg) for a in function.args.args) and not any(True for _ in calls(function, "backward")):
+            return at
+    return None
 
 
 def drawn(window: Window, evidence: str, samples: int) -> Finding:
