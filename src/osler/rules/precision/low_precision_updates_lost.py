@@ -13,7 +13,7 @@ from osler.core.trace import Op, Trace
 from osler.core.window import Window
 from osler.rules import scaling
 from osler.rules.code_questions import nodes
-from osler.rules.script import call_name, calls, tree, words
+from osler.rules.script import calls, tree, words
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 HALVES = ("bfloat16", "float16", "half", "bf16", "fp16")
@@ -198,25 +198,15 @@ def made_line(window: Window, op: Op) -> Location | None:
     return found[0][0] if found and found[0][0].file == op.at.file else None
 
 
-def by_hand(window: Window) -> Iterator[Finding]:
-    """Plain gradient steps written by hand on 16-bit leaves: `w -= lr * w.grad` in the recorded steps."""
-    if window.facts("half-weights") or not window.traces:
+def by_hand(window: Window, largest: float = 2e-3) -> Iterator[Finding]:
+    """Plain gradient steps written by hand, `w -= lr * w.grad`, on leaves that were made 16 bits wide: no optimizer takes part."""
+    if window.facts("half-weights") or window.facts("optimizer"):
         return
-    for trace in window.traces:
-        for op in trace.ops:
-            if op.name not in ("sub_", "add_") or op.grad or not op.outs or op.at is None:
-                continue
-            info = trace.tensors[op.outs[0]]
-            if info.dtype not in SPACING or not info.requires_grad:
-                continue
-            module = tree(window, op.at.file)
-            for s in ast.walk(module) if module is not None else ():
-                if isinstance(s, ast.AugAssign | ast.Expr) and s.lineno == op.at.line and "grad" in words(s):
-                    rates = [v for n in ast.walk(s) if isinstance(n, ast.BinOp) for side in (n.left, n.right) for v in [evaluate(window, op.at.file, side)] if v]
-                    rates += [v for c in calls(s) for k in c.keywords if k.arg == "alpha" for v in [evaluate(window, op.at.file, k.value)] if v]
-                    if rates and abs(rates[0]) <= 2e-3:
-                        first = nodes(window, lambda n: isinstance(n, ast.Assign) and bool(set(HALVES) & words(n.value)) and any(call_name(c) in ("to", "half", "bfloat16") for c in calls(n.value)))
-                        yield Finding("low-precision-updates-lost", "suspected", "harmful", f"Steps of {abs(rates[0]):g} times the gradient are taken on {info.dtype} weights", "Keep float32 weights.",
-                                      Where.at(first[0][0] if first else op.at), evidence=(Evidence(f"`{window.line(op.at.file, op.at.line).strip()}` on {info.dtype}", "trace", abs(rates[0]), 2e-3, 1),),
-                                      explains=EFFECTS)
-                        return
+    wide = nodes(window, lambda n: isinstance(n, ast.Assign) and bool(set(HALVES) & words(n.value)) and "requires_grad_" in words(n.value))
+    steps = nodes(window, lambda n: isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Sub) and "grad" in words(n.value))
+    for at, step in steps:
+        rates = [v for n in ast.walk(step) if isinstance(n, ast.BinOp) for side in (n.left, n.right) for v in [evaluate(window, at.file, side)] if v]
+        if wide and rates and abs(rates[0]) <= largest:
+            yield Finding("low-precision-updates-lost", "suspected", "harmful", f"Steps of {abs(rates[0]):g} times the gradient are taken on 16-bit weights", "Keep float32 weights.",
+                          Where.at(wide[0][0]), evidence=(Evidence(f"`{window.line(at.file, at.line).strip()}`", "source", abs(rates[0]), largest, 1),), explains=EFFECTS)
+            return

@@ -202,12 +202,12 @@ def notes(window: Window, files: list[str]) -> Iterator[tuple[int, str, str, str
     """(line, severity, title, fix, file) of the missing seeds, the most telling first."""
     trees = [(f, module) for f in files if (module := tree(window, f)) is not None]
     every = [(f, c, ast.unparse(c.func)) for f, module in trees for c in calls(module)]
-    torch_seeded = bool(window.facts("seed")) or any(w in ("torch.manual_seed", "torch.random.manual_seed", "torch.seed", "pl.seed_everything", "torch.set_rng_state") or call_name(c) in ("seed_everything", "set_seed", "enable_full_determinism")
+    own = {n.name for _, m in trees for n in ast.walk(m) if isinstance(n, FUNCTIONS)}
+    torch_seeded = bool(window.facts("seed")) or any(w in ("torch.manual_seed", "torch.random.manual_seed", "torch.seed", "pl.seed_everything", "torch.set_rng_state") or (call_name(c) in ("seed_everything", "set_seed", "enable_full_determinism") and call_name(c) not in own)
                                                    for _, c, w in every)
-    numpy_seeded = any(w in ("np.random.seed", "numpy.random.seed", "np.random.set_state") or call_name(c) in ("seed_everything",) for _, c, w in every)
-    python_seeded = any(w == "random.seed" or call_name(c) == "seed_everything" for _, c, w in every)
-    library_seed = any(call_name(c) in ("set_seed", "seed_everything", "enable_full_determinism") and not any(isinstance(n, FUNCTIONS) and n.name == call_name(c) for _, m in trees for n in ast.walk(m)) for _, c, w in every)
-    if library_seed:
+    numpy_seeded = any(w in ("np.random.seed", "numpy.random.seed", "np.random.set_state") for _, c, w in every)
+    python_seeded = any(w == "random.seed" for _, c, w in every)
+    if any(call_name(c) in ("set_seed", "seed_everything", "enable_full_determinism", "isolate_rng") and call_name(c) not in own for _, c, _ in every):
         torch_seeded = numpy_seeded = python_seeded = True
     for f, c, _ in every:
         if call_name(c) in ("manual_seed", "seed", "seed_everything", "default_rng", "RandomState") and c.args and CLOCK & words(c.args[0]):

@@ -51,7 +51,7 @@ def check(window: Window, *, least_steps: int = 3) -> Iterator[Finding]:
     backwards, graphs = window.facts("backward"), window.facts("graph")
     alone = bool(backwards) and all(f.get("root_op", "") is None for f in backwards)
     empty = bool(graphs) and not any(f.get("reentrant") or f.get("compiled") or f.get("truncated") for f in graphs) and not reached(window) & (set(known) | ever_optimized(window))
-    if (alone or (empty and lacking.settled)) and (lacking.never or not known):
+    if (alone or (empty and lacking.settled)) and (lacking.never or (not known and not (reached(window) and not window.facts("optimizer")))):
         yield total(window, "the value backward starts from is a leaf: nothing of the model leads to it" if alone else
                     f"no parameter is on the autograd graph of the loss in any of {len(graphs)} backwards looked at")
         return
