@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from osler.watch.experiments.capture import Capture
-from osler.watch.experiments.labels import contradictions, dependence, label_dependence
+from osler.watch.experiments.label_sources import label_dependence
+from osler.watch.experiments.labels import contradictions, dependence
 from osler.watch.experiments.outliers import absurd_rows
 from osler.watch.experiments.rowset import of_arrays, of_collated, of_dataset, parts
 from osler.watch.experiments.tokens import token_shift
@@ -71,6 +72,16 @@ def test_the_batch_has_targets_of_other_rows():
     assert told[0]["pair"] == "y" and told[0]["paired"] < 0.6 and told[0]["z"] > 20
     label_dependence(capture_of(x[perm[:32]], y[perm[:32]]), told.append)
     assert told[1]["paired"] == 1.0
+
+
+def test_a_batch_that_lost_its_pairs_behind_the_data_set():
+    x, y = (torch.from_numpy(a) for a in blobs())
+    loader = DataLoader(TensorDataset(x, y), batch_size=32)
+    told: list[dict[str, Any]] = []
+    perm = torch.arange(32).flip(0)
+    label_dependence(capture_of(x[:32][perm], y[:32], [(0, loader)], 0), told.append)
+    label_dependence(capture_of(x[:32], y[:32], [(0, loader)], 0), told.append)
+    assert told[0]["kept"] < 0.6 and told[1]["kept"] == 1.0
 
 
 def test_another_order_in_memory_makes_sense_of_the_labels():

@@ -61,6 +61,9 @@ def dependence(window: Window) -> Dependence | None:
         score, null, spread, z = (float(fact.get(k) or 0.0) for k in ("score", "null", "spread", "z"))
         paired = fact.get("paired")
         used = int(fact.get("loader", -1)) >= 0 or paired is None or float(paired) > 0.9
+        kept = fact.get("kept")
+        if kept is not None and float(kept) < 0.6:
+            return Dependence(fact, float(kept), null if fact.get("classes") else 0.0, spread, 0.0, False, score, "rows", z)
         if not used:
             return Dependence(fact, float(paired or 0.0), float(fact.get("chance") or 0.0), spread, 0.0, False, score, "rows", z)
         options = [(float(fact.get("shift_score") or -1.0), float(fact.get("shift_z") or 0.0), f"shift {fact.get('shift')}"),

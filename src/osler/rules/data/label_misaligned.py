@@ -100,6 +100,8 @@ def title(dep: Dependence) -> str:
 def measured(dep: Dependence) -> Evidence:
     what = "accuracy" if dep.fact.get("classes") else "rank correlation"
     if not dep.used:
+        if dep.fact.get("kept") is not None and float(dep.fact["kept"]) < 0.6:
+            return Evidence(f"the rows of the batch were found in the data set; {dep.score:.0%} of its targets are theirs", "experiment/label-dependence", dep.score, 0.9, None)
         return Evidence(f"{dep.fact.get('batch')} rows of the batch were found in {dep.fact.get('inputs')}; {dep.score:.0%} of their targets are those of {dep.fact.get('pair')} at the same rows",
                         "experiment/label-dependence", dep.score, 0.9, int(dep.fact.get("batch") or 0))
     return Evidence(f"leave-one-out {what} on {dep.fact.get('rows')} training rows: {dep.score:.2f}; in random order {dep.null:.2f} ± {dep.spread:.2f}", "experiment/label-dependence",
@@ -108,7 +110,7 @@ def measured(dep: Dependence) -> Evidence:
 
 def better(dep: Dependence) -> Evidence:
     how = {"shift": f"labels of the row {dep.fact.get('shift'):+d}" if isinstance(dep.fact.get("shift"), int) else "neighbouring labels",
-           "order": f"labels in the order {dep.fact.get('repair') or ''}", "rows": f"{dep.fact.get('pair')} at the same rows"}[dep.how.split()[0]]
+           "order": f"labels in the order {dep.fact.get('repair') or ''}", "rows": f"{dep.fact.get('pair') or 'targets of the data set'} at the same rows"}[dep.how.split()[0]]
     return Evidence(f"{how} are told with {dep.better:.2f}", "experiment/label-dependence", dep.better, dep.null + 8 * dep.spread, int(dep.fact.get("rows") or 0))
 
 

@@ -13,7 +13,7 @@ from osler.watch.experiments.capture import Capture
 from osler.watch.experiments.causality import causality
 from osler.watch.experiments.independence import input_independence
 from osler.watch.experiments.items import item_repeat
-from osler.watch.experiments.labels import label_dependence
+from osler.watch.experiments.label_sources import label_dependence
 from osler.watch.experiments.layout import Batch, Layout, Shift, find_layout, find_shift
 from osler.watch.experiments.outliers import absurd_rows
 from osler.watch.experiments.repeat import input_mutated, pass_repeat
