@@ -28,6 +28,7 @@ CONVERTS = frozenset(("tensor", "from_numpy", "as_tensor", "FloatTensor", "Tenso
                       "uniform", "stack", "column_stack", "hstack", "cat", "arange", "linspace"))
 WEIGH = frozenset(("linear", "matmul", "mm", "conv1d", "conv2d"))
 LIBRARIES = frozenset(("torch", "np", "numpy", "F", "nn", "pd", "math", "random"))
+NUMERIC = re.compile(r"num|cont|dense|float|feat|real", re.I)
 PREDICTS = re.compile(r"pred|out|hat|net|model|logit|recon", re.I)
 
 
@@ -42,7 +43,8 @@ def input_line(window: Window, at: Location | None) -> Location | None:
         library = isinstance(start, ast.Name) and start.id in LIBRARIES and call_name(call) not in WEIGH
         if not call.args or library or call_name(call) in ("backward", "step", "item", "append", "print", "zero_grad"):
             continue
-        given = call.args[0].value if isinstance(call.args[0], ast.Starred) else call.args[0]
+        first = next((a for a in call.args if NUMERIC.search(ast.unparse(a))), call.args[0]) if len(call.args) > 1 else call.args[0]
+        given = first.value if isinstance(first, ast.Starred) else first
         if isinstance(given, ast.Name | ast.Subscript | ast.Attribute | ast.Call | ast.BinOp) and not called_inside(given):
             return follow(window, at, given, 0)
     for node in spanning(window, at, ast.BinOp):
@@ -144,7 +146,7 @@ def bound_by(window: Window, file: str, name: str, line: int, position: int) -> 
     if statement is not None and isinstance(statement, ast.For | ast.AsyncFor):
         wanted = statement.target.elts if isinstance(statement.target, ast.Tuple) else [statement.target]
         names = [ast.unparse(w) for w in wanted]
-        position = names.index(name) if name in names and len(names) == 2 else position
+        position = names.index(name) if name in names and len(names) > 1 else position
         if len(wanted) == 2 and isinstance(wanted[1], ast.Tuple):  # for i, (x, y) in enumerate(loader)
             inner = [ast.unparse(w) for w in wanted[1].elts]
             position = inner.index(name) if name in inner else position

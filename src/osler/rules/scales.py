@@ -79,7 +79,12 @@ class Pair:
         """The operation that made the prediction's values."""
         if self.trace is None or self.op is None:
             return None
-        return origin(self.trace, self.tid, self.op.index, CHOOSES)[0]
+        made, _ = origin(self.trace, self.tid, self.op.index, CHOOSES)
+        if made is not None and made.name in ("cat", "stack"):  # outputs of several steps side by side
+            parts = [origin(self.trace, t, made.index, CHOOSES)[0] for t in made.ins]
+            first = parts[0] if parts else None
+            return first if first is not None and all(p is not None and p.name == first.name for p in parts) else made
+        return made
 
     def outside(self, low: float, high: float) -> float:
         """Share of the targets beyond a range; counted at 0, 1 and -1, else what a normal distribution of their figures would give."""

@@ -37,7 +37,7 @@ def mask_figures(mask: Any, additive: bool) -> dict[str, Any]:
 
 SIZE = 1 << 16
 """Elements of one operand that are looked at."""
-WEIGHTED = frozenset(("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "addmm", "bmm", "einsum", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
+WEIGHTED = frozenset(("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "addmm", "bmm", "einsum", "cat", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
                       "rnn_tanh_cell", "rnn_relu_cell"))
 LIKELIHOODS = ("LogBackward0", "LogSoftmaxBackward0", "LogSigmoidBackward0", "Log1PBackward0")
 
@@ -55,18 +55,21 @@ def spread(tensor: torch.Tensor) -> dict[str, Any] | None:
     return {"mean": scalar(mean), "std": scalar(std), "min": scalar(low), "max": scalar(high)}
 
 
-def raw_input(args: tuple[Any, ...]) -> dict[str, Any]:
+def raw_input(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
     """Data that meets trainable weights directly: figures over all, and for rows of features over each column.
 
-    ``columns`` holds the root mean square and the deviation of each of the first 256 columns.
+    ``columns`` holds the root mean square and the deviation of each of the first 256 columns. Data joined to something learned
+    (``cat`` with an embedding) counts as well, and a factor of its own (``mul``).
     """
     flat = [t for a in args for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, torch.Tensor)]
-    if not any(t.requires_grad and t.is_leaf for t in flat):
+    learned = any(t.requires_grad for t in flat) if name == "cat" else any(t.requires_grad and t.is_leaf for t in flat)
+    if not learned:
         return {}
-    data = next((t for t in flat if t.dim() >= 2 and not t.requires_grad), None)
-    if data is None or (found := spread(data)) is None:
+    axes = 1 if name == "mul" else 2
+    data = next((t for t in flat if t.dim() >= axes and not t.requires_grad and t.is_floating_point()), None)
+    if data is None or (name == "mul" and data.numel() < 8) or (found := spread(data)) is None:
         return {}
-    if data.dim() <= 3:
+    if data.dim() in (2, 3):
         columns = data.detach().reshape(-1, data.shape[-1])[:2048, :256].float()
         std, mean = torch.std_mean(columns, 0, unbiased=False)
         found["columns"] = {"rms": numbers((std.square() + mean.square()).sqrt()), "std": numbers(std)}
@@ -118,7 +121,7 @@ def figures(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
                 found[key] = mask_figures(mask, additive=mask.dtype != torch.bool)
         return found
     elif torch.is_grad_enabled() and name in WEIGHTED:
-        return raw_input(args)
+        return raw_input(name, args)
     elif torch.is_grad_enabled() and name in ("sub", "mul"):
-        return residual(name, args)
+        return residual(name, args) or (raw_input(name, args) if name == "mul" else {})
     return {}

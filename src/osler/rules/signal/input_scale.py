@@ -39,7 +39,7 @@ def check(window: Window, *, large: float = 25.0, flat: float = 0.02, unlearned:
 
     **Source.** LeCun et al., "Efficient BackProp" (1998); handbook A §19 (standardised inputs).
     """
-    if window.n_steps < 5 or loaded(window):
+    if window.n_steps < 2 or loaded(window):
         return
     worst: tuple[float, Raw] | None = None
     for raw in first_weights(window):

@@ -15,7 +15,6 @@ from osler.rules.scales import CHOOSES, WEIGHTED, Pair, pairs, reach, score
 
 CLASSES = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax", "ReLU", "ReLU6", "Softplus", "ELU", "CELU", "GELU", "SiLU", "Softsign", "LogSigmoid",
            "LogSoftmax", "LSTM", "GRU", "RNN")
-BOUNDED = ("tanh", "hardtanh", "softsign", "lstm", "gru", "rnn_tanh")
 RECTIFIED = ("relu", "relu_", "relu6", "softplus", "rnn_relu", "abs", "square")
 
 
@@ -46,7 +45,7 @@ def check(window: Window, *, share: float = 0.1, excess: float = 0.25, learned: 
     for pair in pairs(window):
         op = pair.maker()
         bounds = reach(op) if op is not None else None
-        if op is None or bounds is None or pair.function in ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "poisson_nll_loss", "gaussian_nll_loss", "kl_div"):
+        if op is None or bounds is None or pair.function in ("cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "poisson_nll_loss", "kl_div"):
             continue
         low, high = bounds
         beyond = pair.outside(low, high)
@@ -109,25 +108,33 @@ def squeezed(window: Window, floor: float, unlearned: float) -> Iterator[Finding
         binary = function == "binary_cross_entropy_with_logits"
         classes = 2 if binary else int(shape[1]) if len(shape) > 1 else 2
         guess = math.log(classes)
-        if made.name in BOUNDED:
-            least = math.log1p(math.exp(-1)) if binary else math.log1p((classes - 1) * math.exp(-2))
-            if least > floor * guess:
-                yield bounded(window, fact, made, least, guess, floor)
-                return
-        elif made.name in RECTIFIED:
+        bounds = reach(made) if made.name not in ("softmax", "sigmoid", "hardsigmoid") else None
+        least = lowest(bounds, binary, classes) if bounds is not None else 0.0
+        if bounds is not None and least > floor * guess:
+            yield bounded(window, fact, made, bounds, least, guess, floor)
+            return
+        if made.name in RECTIFIED:
             line = curve(window)
             left = line.late / guess if line is not None and line.one_sign else None
             yield rectified(window, fact, made, binary, left, unlearned)
             return
 
 
-def bounded(window: Window, fact: Fact, op: Op, least: float, guess: float, floor: float) -> Finding:
+def lowest(bounds: tuple[float, float], binary: bool, classes: int) -> float:
+    """The lowest cross entropy that scores within bounds allow."""
+    low, high = bounds
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return 0.0
+    return math.log1p(math.exp(-max(high, -low))) if binary else math.log1p((classes - 1) * math.exp(low - high))
+
+
+def bounded(window: Window, fact: Fact, op: Op, bounds: tuple[float, float], least: float, guess: float, floor: float) -> Finding:
     at, name = place(window, op)
     return Finding(
-        "output-range", "certain", "harmful", f"scores from {activation(op)} lie in [-1, 1]: {fact.get('function')} cannot fall below {least:.2f}",
+        "output-range", "certain", "harmful", f"scores from {activation(op)} lie in {interval(*bounds)}: {fact.get('function')} cannot fall below {least:.2f}",
         f"Give {fact.get('function')} the raw scores: drop {quoted(window, at, activation(op))} or put a linear layer behind it.",
         Where.at(at, module=name, also=(str(fact.at),) if fact.at is not None and fact.at != at else ()), first_step=op.step,
-        evidence=(Evidence(f"with scores in [-1, 1] the lowest possible loss is {least:.3g}; a guess has {guess:.3g}", "criterion/input", least / guess, floor,
+        evidence=(Evidence(f"with scores in {interval(*bounds)} the lowest possible loss is {least:.3g}; a guess has {guess:.3g}", "criterion/input", least / guess, floor,
                            fact.get("sampled")),), treatment="logits", explains=("loss-plateau", "lr-too-low", "vanishing-gradients"))
 
 

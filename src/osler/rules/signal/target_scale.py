@@ -33,7 +33,7 @@ def check(window: Window, *, large: float = 25.0, small: float = 0.01, unlearned
 
     **Source.** Handbook A §3 (log-space MSE for heavy-tailed targets); LeCun et al., "Efficient BackProp" (1998).
     """
-    if window.n_steps < 5 or loaded(window):
+    if window.n_steps < 2 or loaded(window):
         return
     for pair in pairs(window):
         if pair.function not in (*REGRESSION, "difference") or small <= pair.size <= large or pair.size == 0:
