@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from osler.rules.script import call_name
 
 Path = tuple[str, ...]
+VIA = "through "
+"""Prefix of a source that a value owes its rows to as an index: ``centers[y]`` has the rows of ``y``."""
 DRAWS = frozenset(("randperm", "permutation", "permuted"))
 SEEDS = frozenset(("seed", "manual_seed", "seed_everything", "set_seed"))
 FRESH = frozenset(("randn", "rand", "randint", "normal", "uniform", "integers", "random", "standard_normal", "choice", "len", "range", "int", "float",
@@ -16,7 +18,9 @@ FRESH = frozenset(("randn", "rand", "randint", "normal", "uniform", "integers", 
 LISTINGS = frozenset(("glob", "iglob", "rglob", "listdir", "scandir", "iterdir"))
 STILL_ROWS = frozenset(("mean", "sum", "std", "var", "min", "max", "argmax", "argmin", "norm", "prod", "amax", "amin", "median", "any", "all", "logsumexp"))
 NOT_ROWS = STILL_ROWS | frozenset(("argsort", "unique", "nonzero", "flatnonzero", "where_index", "size", "numel", "item", "bincount", "quantile", "percentile", "cov",
-                                   "multinomial", "searchsorted", "eye", "split", "keys", "items"))
+                                   "multinomial", "searchsorted", "eye", "split", "keys", "items", "index_add", "index_add_",
+                                   "scatter_add", "scatter_add_", "scatter", "scatter_", "groupby", "merge", "join", "value_counts", "pivot", "pivot_table", "explode", "melt",
+                                   "fit", "corr", "index_put_", "lstsq", "solve", "svd", "inv"))
 LOSSES = frozenset(("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
                     "criterion", "loss_fn", "lossfn", "objective", "crit", "loss_func", "ce", "bce", "mse", "multi_margin_loss", "gaussian_nll_loss"))
 LABEL = re.compile(r"^(y|t)([A-Z_\d]|b$|tr|va|te|t$|s$|$)|lab|targ|tgt|class|cls|mask|truth|(^|_)gt|annot|outcome|response|rating|(^|_)y(_|$|\d)", re.I)
@@ -94,15 +98,19 @@ def compare(x: Order, y: Order) -> bool | tuple[Path, Path, str] | None:
     """``True`` when a common source is in the same order on both sides, ``None`` when nothing is known; else the reorderings that
     differ, for the source with the fewest."""
     differing: list[tuple[Path, Path, str]] = []
-    for base in x.paths.keys() & y.paths.keys():
-        a, b = x.paths[base], y.paths[base]
+    alike = False
+    for base in {b.removeprefix(VIA) for b in x.paths} & {b.removeprefix(VIA) for b in y.paths}:
+        weak = base not in x.paths or base not in y.paths
+        a, b = x.paths.get(base, x.paths.get(VIA + base)), y.paths.get(base, y.paths.get(VIA + base))
         if a is None or b is None:
             continue
-        if a == b:
+        if a == b and not weak:
             return True
-        differing.append((*apart(a, b), base))
-    if x.names & y.names and not differing:
-        return None
+        alike = alike or a == b
+        if not weak:
+            differing.append((*apart(a, b), base))
+    if not differing:
+        return True if alike else None
     return min(differing, key=lambda d: len(d[0]) + len(d[1]), default=None)
 
 

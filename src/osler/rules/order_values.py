@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from dataclasses import dataclass, field
 
-from osler.rules.order_steps import DRAWS, FRESH, LISTINGS, NOT_ROWS, STILL_ROWS, Order, Path
+from osler.rules.order_steps import DRAWS, FRESH, LISTINGS, NOT_ROWS, STILL_ROWS, VIA, Order, Path
 from osler.rules.script import call_name, dotted
 
 INDEXLIKE = frozenset(("idx", "index", "i", "j", "k", "item", "indices", "ids", "perm", "order", "n", "batch_size", "bs", "seed", "start", "end", "rng", "step"))
 NO_ROWS = ("len", "range", "int", "float", "arange", "super", "print", "default_rng", "manual_seed")
 WRAPPERS = frozenset(("DataFrame", "Series", "Tensor", "FloatTensor", "LongTensor", "Variable"))
+COLUMNS = re.compile(r"'[^',():]*'[,)]|columns|index\(|ListComp\((c|col|name|f)\b")
+"""A choice of columns by name, not of rows."""
 RESEEDED = ("default_rng", "RandomState", "Random", "Generator", "manual_seed")
 
 
@@ -150,11 +153,13 @@ class Values:
         if own is None:
             return through
         key = f"rows {self.symbol(index, scope)}"
+        if COLUMNS.search(key):
+            return own
         self.lines.setdefault(key, e.lineno)
         made = own.then(key)
         if through is not None:
             mask = isinstance(index, ast.Compare | ast.UnaryOp | ast.BinOp) or key.startswith(("rows Compare(", "rows is"))
-            made = made if mask else Order({**through.paths, **made.paths}, own.names)
+            made = made if mask else Order({**{f"{VIA}{b.removeprefix(VIA)}": p for b, p in through.paths.items()}, **made.paths}, own.names)
         return made
 
     def called(self, e: ast.Call, scope: Scope) -> Order | None:

@@ -223,10 +223,8 @@ class Reader(Values):
             if targets and inputs:
                 self.meet(parts[inputs[0]], parts[targets[0]], scope, value.lineno, block, "returned")
         elif isinstance(value, ast.Tuple) and 2 <= len(value.elts) <= 4:
-            parts_ = value.elts
-            target = parts_[-1] if labelish(parts_[-1]) else parts_[1]
-            if labelish(target) and target is not parts_[0]:
-                self.meet(parts_[0], target, scope, value.lineno, block, "returned")
+            for x, y in pairs_of(value.elts):
+                self.meet(x, y, scope, value.lineno, block, "returned")
 
     def meet(self, a: ast.expr, b: ast.expr, scope: Scope, line: int, block: int, how: str) -> None:
         x, y = self.order(a, scope), self.order(b, scope)
@@ -241,6 +239,19 @@ class Reader(Values):
             at = [self.lines[k] for k in keys if k in self.lines]
             self.found.append(Mismatch(line, min(at, key=lambda n: (n > line, abs(line - n)), default=line), tuple(sorted(set(at))), extra_x, extra_y, base, how,
                                        ast.unparse(a), ast.unparse(b), block))
+
+
+def pairs_of(parts: list[ast.expr]) -> list[tuple[ast.expr, ast.expr]]:
+    """Inputs and targets among two to four values: ``x, y``, ``x, y, x2, y2``, ``x, x2, y, y2``, ``x, lengths, y``."""
+    said = [labelish(p) for p in parts]
+    if len(parts) == 4 and said[0] is False and said[1] and said[3] and not said[2]:
+        return [(parts[0], parts[1]), (parts[2], parts[3])]
+    if len(parts) == 4 and said[2] and said[3] and not said[0] and not said[1]:
+        return [(parts[0], parts[2]), (parts[1], parts[3])]
+    if len(parts) == 4 or said[0]:
+        return []
+    target = parts[-1] if said[-1] else parts[1]
+    return [(parts[0], target)] if labelish(target) else []
 
 
 def mismatches(module: ast.Module) -> Iterator[Mismatch]:

@@ -8,6 +8,7 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
+from osler.rules.augment_pairs import unpaired
 from osler.rules.code_questions import quoted
 from osler.rules.order_steps import Mismatch, labelish
 from osler.rules.pairing import (
@@ -42,7 +43,8 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     against that of pairs in random order. Labels that cannot be told from their inputs (less than 4 spreads above chance) while those of the
     neighbouring rows, or the same labels in another order found in memory, can (`certain_z` spreads, `room` of the way from chance to certainty), are
     misaligned for certain. Rows that are told from their inputs well speak against what the text seems to say. For sequences: the target equals
-    the input at the same position in `same` of places although outputs do not see later positions, or is moved by two.
+    the input at the same position in `same` of places although outputs do not see later positions, or is moved by two. For masks and boxes: a
+    function that returns image and mask flips, turns or crops one of them under a random condition and not the other.
 
     **Why it matters.** The model can only learn pairs by heart.
 
@@ -59,6 +61,12 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     told = list(sequences(window, same))
     if told:
         yield told[0]
+        return
+    for here, changed, left in unpaired(window):
+        yield Finding("label-misaligned", "certain", "harmful", f"A random geometric change reaches {changed} and not {left}",
+                      f"Draw once and apply the change to both, at {quoted(window, here, 'the change')}.", Where.at(here), first_step=0,
+                      evidence=(Evidence(f"line {here.line} changes {changed} under a random condition; no statement under the same condition changes {left}", "source", None, None, 1),),
+                      explains=("loss-plateau", "loss-crawl"))
         return
     if dep is None and not found:
         yield NotChecked("label-misaligned", "the training rows could not be read beside their targets")
