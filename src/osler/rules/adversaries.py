@@ -200,9 +200,9 @@ def closeness(expander: Expander, term: Term) -> int | None:
     words = set(script.words(term.node)) | set(term.trail[-2:])
     if any(SIMILAR.search(w) for w in words if w in term.trail):
         return -1
-    if any(DISTANCE.search(w) for w in words):
+    if any(DISTANCE.search(w) for w in words - {"pow", "square"}):
         return 1
-    if isinstance(term.node, ast.BinOp) and isinstance(term.node.op, ast.Pow):
+    if any(m.kind == "square" for m in meaning(expander, term)):
         return 1
     if any(SIMILAR.search(w) for w in words) or term.factors or (isinstance(term.node, ast.BinOp) and isinstance(term.node.op, ast.MatMult)):
         return -1
@@ -225,8 +225,8 @@ def aim(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> int
         if name in ("full", "full_like") and len(node.args) > 1:
             return aim(expander, node.args[1], place, depth)
         return aim(expander, node.func.value, place, depth) if isinstance(node.func, ast.Attribute) and depth else None
-    value = script.constant(expander.window, place.file, node, place.before)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    value = expander.constant(node, place)
+    if value is not None:
         return 1 if value > 0.5 else -1
     name = script.dotted(node) or ""
     for inner, where, _ in (expander.expand(name, place) or ()) if name and depth else ():

@@ -51,6 +51,7 @@ class Term:
         divisors: expressions it is divided by that are no constants.
         factors: for a product, its parts.
         flipped: line of the innermost minus on the way.
+        guessed: a coefficient of unknown value was taken for 1.
         uses: for each name of the trail, the sign it is used with and the line.
         reduced: where the innermost sum or mean stands.
         scaled: line of the outermost factor or divisor.
@@ -69,6 +70,7 @@ class Term:
     scaled: int | None = None
     reduced: Location | None = None
     uses: tuple[tuple[str, int, Location], ...] = ()
+    guessed: bool = False
 
     @property
     def at(self) -> Location:
@@ -107,7 +109,9 @@ class Expander:
                             self.functions.setdefault(item.name, []).append((file, item, node))
                 elif isinstance(node, ast.FunctionDef) and not any(node is f for _, f, _ in self.functions.get(node.name, ())):
                     self.functions.setdefault(node.name, []).append((file, node, None))
-        self.budget = 4000
+        self.budget = 1500
+        self.guessed = False
+        self._bindings: dict[int, dict[str, list[ast.stmt]]] = {}
         self.stop: re.Pattern[str] | None = None
         self.halt: frozenset[str] = frozenset(("log", "log2", "log10"))
 
@@ -122,12 +126,41 @@ class Expander:
     def assignments(self, name: str, place: Place) -> list[ast.stmt]:
         """Statements of the scope that bind or extend a name, above the place; for attributes, of the whole class."""
         scope: ast.AST = place.owner if place.owner is not None and name.startswith("self.") else place.scope
-        found = [n for n in own_nodes(scope) if isinstance(n, ast.stmt) and not isinstance(n, ast.For | ast.With) and (name in script.targets(n) or appends(n, name))]
-        above = sorted((n for n in found if n.lineno < place.before), key=lambda n: n.lineno)
+        found = self.bindings(scope).get(name, [])
+        above = [n for n in found if n.lineno < place.before]
         if not above and found and name.startswith("self."):
             above = sorted(found, key=lambda n: n.lineno)
         executed = [n for n in above if isinstance(n, ast.Assign) is False or self.did_run(place.file, n) or constant_value(n)]
         return executed or above
+
+    def bindings(self, scope: ast.AST) -> dict[str, list[ast.stmt]]:
+        """Statements of a scope by the names that they bind or append to, in order of lines."""
+        known = self._bindings.get(id(scope))
+        if known is None:
+            known = self._bindings[id(scope)] = {}
+            for node in own_nodes(scope):
+                if isinstance(node, ast.stmt) and not isinstance(node, ast.For | ast.With):
+                    for name in script.targets(node) | appended(node):
+                        known.setdefault(name, []).append(node)
+            for statements in known.values():
+                statements.sort(key=lambda n: n.lineno)
+        return known
+
+    def constant(self, node: ast.expr, place: Place, depth: int = 4) -> float | None:
+        """Value of a literal or of a name that was bound to one."""
+        if isinstance(node, ast.Constant):
+            return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self.constant(node.operand, place, depth)
+            return -value if value is not None else None
+        name = script.dotted(node)
+        if name is not None and depth:
+            parts = self.expand(name, place)
+            if parts is None or len(parts) != 1:
+                found = [n for n in self.assignments(name, place) if isinstance(n, ast.Assign)]
+                return self.constant(found[-1].value, place, depth - 1) if len(found) == 1 and isinstance(found[-1].value, ast.Constant) else None
+            return self.constant(parts[0][0], parts[0][1], depth - 1)
+        return None
 
     def expand(self, name: str, place: Place) -> list[tuple[ast.expr, Place, int]] | None:
         """``(expression, place, sign)`` a name stands for; ``None`` where it cannot be told."""
@@ -228,17 +261,14 @@ class Expander:
 
     def scalar(self, node: ast.expr, place: Place) -> float | None:
         """Value of a factor that is no tensor; 1.0 for a name that says it is a positive coefficient."""
-        value = script.constant(self.window, place.file, node, place.before)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+        value = self.constant(node, place)
+        if value is not None:
+            return value
         name = script.dotted(node)
         if name is not None and name in place.bound:
             return self.scalar(*place.bound[name])
         if name is not None and SCALARS.search(name.rsplit(".", 1)[-1]):
-            parts = self.expand(name, place) if name.startswith("self.") else None
-            if parts and len(parts) == 1 and parts[0][0] is not node and not isinstance(parts[0][0], ast.Name):
-                inner = script.constant(self.window, place.file, parts[0][0], place.before)
-                return float(inner) if isinstance(inner, int | float) else 1.0
+            self.guessed = True
             return 1.0
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.Pow):
             left, right = self.scalar(node.left, place), self.scalar(node.right, place)
@@ -250,16 +280,20 @@ class Expander:
         if isinstance(node, ast.Call):
             name, method = script.call_name(node), isinstance(node.func, ast.Attribute)
             if name in ("len", "float", "int", "numel", "size") or (not method and (name in ("min", "max") or SCALARS.search(name) is not None)):
+                self.guessed = True
                 return 1.0
         if isinstance(node, ast.Subscript) and ("shape" in script.words(node.value) or re.search(r"cfg|config|args|hp|hparams|conf", ast.unparse(node.value))):
+            self.guessed = True
             return 1.0
         if isinstance(node, ast.Attribute) and re.search(r"cfg|config|args|hparams", ast.unparse(node.value)):
+            self.guessed = True
             return 1.0
         return None
 
     def product(self, node: ast.BinOp, place: Place, here: Term, depth: int) -> Iterator[Term]:
         factors, divisors, sign, constant, flipped, touched = [], [*here.divisors], here.sign, here.factor, here.flipped, False
         stack: list[tuple[ast.expr, bool]] = [(node, False)]
+        self.guessed = here.guessed
         while stack:
             part, below = stack.pop()
             if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult | ast.Div) and not below:
@@ -283,7 +317,7 @@ class Expander:
             else:
                 factors.append(part)
         scaled = here.scaled if here.scaled is not None or not touched else node.lineno
-        made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped, scaled=scaled)
+        made = replace(here, sign=sign, factor=constant, divisors=tuple(divisors), flipped=flipped, scaled=scaled, guessed=self.guessed)
         if len(factors) == 1:
             yield from self.walk(factors[0], place, made, depth)
         elif factors:
@@ -410,9 +444,11 @@ def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def appends(statement: ast.stmt, name: str) -> bool:
+def appended(statement: ast.stmt) -> set[str]:
+    """The list that a statement appends to."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append" and script.dotted(call.func.value) == name
+    name = script.dotted(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append" else None
+    return {name} if name is not None else set()
 
 
 def constant_value(statement: ast.stmt) -> bool:
@@ -457,7 +493,7 @@ def objectives(window: Window, expander: Expander | None = None) -> list[Objecti
                     root = root.elts[0]
             if root is not None:
                 place = Place(file, scope, int(getattr(node, "lineno", 1)), {}, owner)
-                expander.budget = 4000
+                expander.budget = 1500
                 line = int(getattr(node, "lineno", 1))
                 found.append(Objective(Location(file, line), root, place, tuple(expander.walk(root, place))))
     return found

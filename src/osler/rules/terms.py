@@ -265,6 +265,8 @@ def product(expander: Expander, term: Term) -> list[Meaning]:
         return [Meaning("entropy", -1, replace(term, sign=-term.sign))]
     if len(logs) == 1 and len(term.factors) == 2:
         other, logged = leaves[1 - logs[0]], leaves[logs[0]][0]
+        if len(leaves[logs[0]]) > 1:
+            return [Meaning("product", 0, term)]
         if other and same(other[0], logged):
             return [Meaning("entropy", -1, replace(term, sign=-term.sign * logged.sign))]
         return [Meaning("loglik", -1, replace(term, sign=term.sign * logged.sign))]

@@ -36,7 +36,7 @@ class Scale:
 
 @rule("loss-scale", "optimization")
 def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float = 0.05, slow: float = 0.8, short: float = 1e-3, drowned: float = 0.05,
-          unmoved: float = 0.9, collapse: float = 0.03, beta: float = 30.0, min_steps: int = 20) -> Iterator[Finding]:
+          unmoved: float = 0.9, collapse: float = 0.03, beta: float = 30.0, bonus: float = 1.0, min_steps: int = 20) -> Iterator[Finding]:
     """The loss is wrong by a large factor.
 
     What it is: a sum where the rate is meant for a mean, gradients accumulated without dividing by their number, a loss divided twice or
@@ -47,7 +47,7 @@ def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float
     `stuck` of its start with steps longer than `long` of the weights; or hardly moving (above `slow`, steps below `short`). Only optimizers
     whose steps grow with the gradient (SGD) can suffer; Adam divides any factor out. For terms: the main criterion makes up less
     than `drowned` of the first objective and stays above `unmoved` of its start; or a Gaussian KL that outweighs the reconstruction
-    by more than `beta` has gone to `collapse` of it.
+    by more than `beta` has gone to `collapse` of it; or an entropy bonus weighs `bonus` times the policy gradient.
     Why it matters: the learning rate that the script states is not the one that acts.
     What to do: divide by what was summed over, once; give every term the same reduction.
     When this is wrong: a sum with a rate chosen for it is fine and not reported as long as the loss falls.
@@ -58,6 +58,9 @@ def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float
     expander = Expander(window)
     found = objectives(window, expander)
     yield from terms_out_of_balance(window, expander, found, drowned, unmoved, collapse, beta)
+    heavy = entropy_first(expander, found, bonus)
+    if heavy is not None:
+        yield heavy
     made = optimizer(window)
     if made is None or not SENSITIVE.search(str(made.get("class", ""))) or in_turn(window) or window.facts("scaler") or HEALED.search("\n".join(window.sources.values())):
         return
@@ -236,7 +239,7 @@ def terms_out_of_balance(window: Window, expander: Expander, found: list[Objecti
         values = window.calls
         values = values[(values["criterion"] == fact.get("index")) & (values["phase"] == 0) & np.isfinite(values["value"])]["value"].astype(float)
         pull = float(fact["pull"]["first"])
-        if len(values) < 10 or pull < 0.99 or len(found) != 1:
+        if len(values) < 10 or pull <= 0 or len(found) != 1:
             continue
         first, late = float(np.median(values[:3])), float(np.median(values[-max(5, len(values) // 10):]))
         total, last = float(np.median(loss[:3])), float(np.median(loss[-max(5, len(loss) // 10):]))
@@ -245,25 +248,41 @@ def terms_out_of_balance(window: Window, expander: Expander, found: list[Objecti
             continue
         heavy = heaviest(found[0], fact)
         share = pull * first / total
-        if share < drowned and late >= unmoved * first and total > 0 and heavy is not None:
+        if share < drowned and pull > 0.99 and late >= unmoved * first and total > 0 and heavy is not None:
             yield Finding("loss-scale", "measured", "harmful", f"{fact.get('function')} is drowned: it makes up {share:.2%} of the objective at the start, and does not fall",
                           "Bring the terms to one scale: lower the weight of the heavy term, or give it the reduction of the others.", Where.at(heavy, also=(str(fact.at),)), first_step=0,
                           evidence=(Evidence(f"{fact.get('function')} went from {first:.4g} to {late:.4g} while the objective went from {total:.4g} to {last:.4g}", "calls/value", value=share,
                                              threshold=drowned, samples=len(values)),), explains=EXPLAINS)
             return
         kl = divergence(expander, found[0])
-        if kl is None or fact.get("reduction") not in ("mean", None) or fact.get("function") in ("cross_entropy", "nll_loss"):
+        if kl is None or fact.get("reduction") not in ("mean", "sum", None) or fact.get("function") in ("cross_entropy", "nll_loss"):
             continue
         shape = list((fact.get("input") or {}).get("shape") or (1,))
         features, rows = int(np.prod(shape[1:] or [1])), shape[0]
-        weight = kl.factor / 0.5 * features * (rows if "mean" not in kl.through and not kl.divisors else 1)
-        if "sum" in kl.through and weight >= beta and rest <= collapse * abs(pull * late):
+        whole = "mean" not in kl.through and not kl.divisors  # summed over the batch too
+        summed = fact.get("reduction") == "sum"
+        weight = kl.factor / 0.5 * (rows if whole else 1) / (pull * rows if summed else pull / features)
+        if "sum" in kl.through and not kl.guessed and weight >= beta and rest <= collapse * abs(pull * late):
             at = kl.reduced or kl.at
-            yield Finding("loss-scale", "measured", "harmful", f"The KL term weighs {weight:.3g} times too much beside a reconstruction that is a mean over {features} features: it went to zero",
+            yield Finding("loss-scale", "measured", "harmful", f"The KL term weighs {weight:.3g} times too much beside a reconstruction that is a {'sum' if summed else 'mean'} over {features} features: it went to zero",
                           'Sum the reconstruction over its features as well (reduction="sum", divided by the batch size), or weight the KL down.', Where.at(at, also=(str(fact.at),)),
                           first_step=0, evidence=(Evidence(f"at the end the KL term is {max(rest, 0.0):.3g} beside a reconstruction of {late:.4g}: the latent code is not used", "steps/loss",
                                                            value=rest / max(abs(late), 1e-12), threshold=collapse, samples=len(loss)),), explains=EXPLAINS)
             return
+
+
+def entropy_first(expander: Expander, found: list[Objective], bonus: float) -> Finding | None:
+    """An entropy bonus as heavy as the policy gradient itself."""
+    for objective in found:
+        said = meanings(expander, objective.terms)
+        acts = [m.term for m in said if m.kind == "policy"]
+        for m in said:
+            if acts and m.kind == "entropy" and m.term.sign < 0 and not m.term.guessed and m.term.factor >= bonus * max(1.0, acts[0].factor):
+                return Finding("loss-scale", "certain", "harmful", f"The entropy bonus has the weight {m.term.factor:.3g}: the policy is kept random", "Use a coefficient of 0.001 to 0.05.",
+                               Where.at(Location(m.term.place.file, m.term.scaled) if m.term.scaled else m.term.at), first_step=0,
+                               evidence=(Evidence(f"`{ast.unparse(m.term.node)[:60]}` is weighted {m.term.factor:.3g}, the policy gradient {acts[0].factor:.3g}", "source", value=m.term.factor, threshold=bonus,
+                                                  samples=1),), explains=EXPLAINS)
+    return None
 
 
 def heaviest(objective: Objective, fact: Fact) -> Location | None:
