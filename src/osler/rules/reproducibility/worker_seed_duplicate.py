@@ -14,7 +14,7 @@ from osler.rules.script import FUNCTIONS, LOOPS, Function, bound, call_name, cal
 SEEDS = frozenset(("manual_seed", "seed"))
 MAKERS = frozenset(("RandomState", "default_rng", "Random"))
 PER_WORKER = re.compile(r"initial_seed|get_worker_info|worker_info|worker_seed|base_seed|urandom|SeedSequence|get_state|epoch|getpid|time", re.I)
-HELD_OUT = re.compile(r"(^|_)(val|valid|validation|eval|evaluate|test|deterministic|probe|fixed|vis|plot|sample|demo|preview)(_|$|\d|uate)", re.I)
+HELD_OUT = re.compile(r"(^|_)(val|valid|validate|validation|eval|evaluate|evaluation|test|metrics|score|generate|deterministic|probe|fixed|vis|plot|sample|demo|preview)(_|$|\d|uate)", re.I)
 AUGMENTS = re.compile(r"aug|noise|noisy|jitter|flip|crop|drop|mask|shift|roll|rot|perturb|transform|corrupt|mix|scale|erase|warp", re.I)
 
 
@@ -273,7 +273,8 @@ def per_epoch(window: Window) -> Iterator[Finding]:
                 continue
             reach = [loop, *(functions[call_name(c)] for c in calls(loop) if call_name(c) in functions)]
             reach += [functions[call_name(c)] for f in reach[1:] for c in calls(f) if call_name(c) in functions]
-            if any(re.search(r"optim\.|^(SGD|Adam|AdamW|RMSprop|Adagrad)$|configure_optimizers", ast.unparse(c.func)) for r in reach for c in calls(r)):
+            built_here = [n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and any(call_name(c) == n.name for r in reach for c in calls(r))]
+            if any(re.search(r"optim\.|^(SGD|Adam|AdamW|RMSprop|Adagrad)$|configure_optimizers", ast.unparse(c.func)) for r in (*reach, *built_here) for c in calls(r)):
                 continue
             moving = bound(loop)
             for place in reach:
@@ -285,7 +286,9 @@ def per_epoch(window: Window) -> Iterator[Finding]:
                     text = " ".join(source)
                     if PER_WORKER.search(text) or source & moving or (set(local) & source) or HELD_OUT.search(target_name(module, c)) or inside_guard(module, c):
                         continue
-                    if built <= max(1, repeated(window, file, c.lineno)) or not window.facts("seed") or call_name(c) in MAKERS or "enerator" in ast.unparse(c.func):
+                    again = repeated(window, file, c.lineno)
+                    counted = ast.unparse(c.func) == "torch.manual_seed" and len(window.facts("seed")) < 5
+                    if built < again or (again < 2 and built <= 1 and not counted):
                         yield finding(window, file, c.lineno, "The same seed is set again in every epoch (or step), so each one repeats the random numbers of the first",
                                       "Seed once before the loop, or add the epoch to the seed.", treatment="seed")
 
