@@ -17,7 +17,7 @@ from functools import lru_cache
 from osler.rules.script import FUNCTIONS, LOOPS, Function, call_name, calls, root, trains
 
 LABEL = re.compile(r"^(self\.)?_?(y|ys|yy|[yY]_\w+|[yY](all|full|tr|va|te|train|val|test)|\w*labels?|\w*targets?|tgts?|outcomes?|responses?|classes|cls)$")
-FEATURE = re.compile(r"^(self\.)?_?([xX]s?|[xX]_?\w{0,6}|\w*feat\w*|inputs?|data\w*|df\w*|frame|table|imgs?|images|matrix|rows)$")
+FEATURE = re.compile(r"^(self\.)?_?([xX]s?|[xX]_?\w{0,6}|\w*feat\w*|inputs?|data\w*|df\w*|frame|table|imgs?|images|matrix)$")
 MAX_DEPTH, MAX_WORK = 8, 40_000
 NONE: frozenset[int] = frozenset()
 
@@ -87,14 +87,22 @@ class Split:
     def line(self) -> int:
         return self.trail[-1]
 
-    def before(self, other: Statistic) -> int:
-        """The line of a statistic, seen from the function where it and this split part ways."""
-        return next((a for a, b in zip(other.trail, self.trail, strict=False) if a != b), other.line)
+    def before(self, other: Statistic, birth: tuple[int, ...] = ()) -> int:
+        """The line of a statistic, seen from the function where it parts ways with this split, or with the making of its table if
+        that is further in."""
+        depth = max(_common(other.trail, self.trail), _common(other.trail, birth))
+        return other.trail[min(depth, len(other.trail) - 1)]
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @dataclass(slots=True)
 class Lineage:
     splits: list[Split] = field(default_factory=list)
+    births: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    applied: list[Value] = field(default_factory=list)
     bound: dict[str, Value] = field(default_factory=dict)
 
 
@@ -109,6 +117,7 @@ class Walk:
         self.stack: list[str] = []
         self.lines: list[int] = []
         self.counters: set[str] = set()
+        self.frames: set[int] = set()
         self.returned: list[Value] = []
         self.tables: dict[tuple[int, int], int] = {}
         self.labels, self.label_columns = named_labels(module)
@@ -174,6 +183,8 @@ class Walk:
             env[target.id] = self.named(target.id, value)
             if value.rows:
                 self.found.bound[target.id] = env[target.id]
+            if value.part and value.learned:
+                self.found.applied.append(env[target.id])
         elif isinstance(target, ast.Attribute):
             holder = self.value(target.value, env)
             if holder.made:
@@ -274,7 +285,7 @@ class Walk:
             if node.attr in ("T", "mT"):
                 return replace(holder, turned=True)
             if node.attr in ("shape", "size", "dtype", "device", "columns", "index", "ndim"):
-                return EMPTY
+                return EMPTY if holder.rows else Value(learned=holder.learned)
             return replace(holder, label=True) if node.attr in self.label_columns else holder
         if isinstance(node, ast.Subscript):
             return indexed(self, node, env)
@@ -309,7 +320,7 @@ class Walk:
         if isinstance(node, ast.IfExp):
             return join((self.value(node.body, env), self.value(node.orelse, env)))
         if isinstance(node, ast.Lambda):
-            return EMPTY
+            return Value(learned=self.value(node.body, env).learned)
         return join([self.value(e, env) for e in ast.iter_child_nodes(node) if isinstance(e, ast.expr)])
 
     def count(self, target: ast.expr, over: ast.expr) -> None:
@@ -321,7 +332,9 @@ class Walk:
     def table(self, node: ast.AST) -> Value:
         """Data that is born at this expression."""
         key = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-        return Value(whole=frozenset((self.tables.setdefault(key, len(self.tables) + 1),)))
+        number = self.tables.setdefault(key, len(self.tables) + 1)
+        self.found.births.setdefault(number, self.trail(node))
+        return Value(whole=frozenset((number,)))
 
     def trail(self, node: ast.AST) -> tuple[int, ...]:
         return (*self.lines, int(getattr(node, "lineno", 0)))

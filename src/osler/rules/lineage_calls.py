@@ -65,7 +65,9 @@ def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
     if isinstance(index, ast.Constant) and isinstance(index.value, int) and value.items and -len(value.items) <= index.value < len(value.items):
         return value.items[index.value]
     if isinstance(index, ast.Constant) and isinstance(index.value, str):
-        return replace(value, label=value.label or index.value in walk.label_columns)
+        goal = index.value in walk.label_columns
+        learned = frozenset(replace(x, labels=True) for x in value.learned) if goal and not value.rows else value.learned
+        return replace(value, label=value.label or goal, learned=learned)
     first, rest = (index.elts[0], index.elts[1:]) if isinstance(index, ast.Tuple) and index.elts else (index, [])
     other = join([walk.value(e, env) for e in rest if not isinstance(e, ast.Slice)]) if rest else None
     if other is not None and other.learned:
@@ -88,6 +90,8 @@ def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
         return replace(value, learned=value.learned | at.learned, items=(), names=())
     if at.order:
         return value
+    if not at.rows and not at.mask and value.whole & walk.frames and not accessor:
+        return replace(value, learned=value.learned | frozenset(replace(x, kind="selection") for x in at.learned), items=())
     if at.label and not at.part:
         return replace(value, label=True, items=())
     if at.whole and not at.part and not at.mask:
@@ -211,7 +215,7 @@ def called(walk: Walk, node: ast.Call, env: dict[str, Value]) -> Value:
     if name in REDUCTIONS:
         method = isinstance(node.func, ast.Attribute) and (holder.rows or bool(holder.learned))
         subject = holder if method else (given[0] if given else EMPTY)
-        axis = axis_of(node, 0 if method else 1)
+        axis = None if name in ("agg", "aggregate", "value_counts") else axis_of(node, 0 if method else 1)
         if subject.rows and (axis in (None, 0, "?", (0,), (0, 1), (0, 2), (0, 2, 3), (0, 1, 2)) or name in ("quantile", "percentile", "norm", "median", "svd")) and axis not in (1, -1):
             return learn(subject, walk.trail(node), subject.label or "label" in subject.names, "encoding" if "groupby" in holder.names else "statistic")
         return everything
@@ -225,8 +229,13 @@ def called(walk: Walk, node: ast.Call, env: dict[str, Value]) -> Value:
         return Value(items=(EMPTY, EMPTY))
     if name in NO_ROWS and (isinstance(node.func, ast.Name) or name not in ("float", "int", "round", "str")):
         return Value(learned=everything.learned) if name in ("float", "round", "item") else EMPTY
-    if not everything.rows and not everything.learned and name in BORN:
-        return walk.table(node)
+    made = name in BORN or re.match(r"(load|fetch|read|make|generate|simulate|synth)(_|$)\w*", name)
+    if not everything.rows and not everything.learned and made:
+        born = walk.table(node)
+        walk.frames |= born.whole if name in ("DataFrame", "read_csv", "read_parquet", "read_json", "read_table") else set()
+        return born
+    if name == "DataFrame":
+        walk.frames |= everything.whole
     if name in ("unique", "set", "Counter", "sorted"):
         return replace(everything, label=False) if name == "unique" else learn(everything, walk.trail(node), False, "vocabulary") if name in ("set", "Counter") else everything
     return everything

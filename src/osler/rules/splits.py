@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from osler.core.facts import Location
 from osler.core.window import Window
-from osler.rules.lineage import Split, lineage
+from osler.rules.lineage import FEATURE, LABEL, Split, lineage
 from osler.rules.script import FUNCTIONS, LOOPS, call_name, calls, parse, root, targets, trains, words
 
 DRAWS = frozenset(("randperm", "permutation", "shuffle", "rand", "random", "uniform", "choice", "sample", "multinomial", "randint", "integers", "bernoulli"))
@@ -120,6 +120,8 @@ def chance(module: ast.Module, node: ast.AST, hops: int = 5) -> int | None:
                         return made
             for name in names_in(part) - seen:
                 seen.add(name)
+                if FEATURE.match(name) or LABEL.match(name):
+                    continue
                 if (line := _shuffle_call(module, name)) is not None:
                     return line
                 following += list(given_to(module, name))

@@ -34,9 +34,14 @@ def check(window: Window) -> Iterator[Finding | NotChecked]:
     **Source.** Handbook A §22; scikit-learn, "Common pitfalls: data leakage" (pull request 18426).
     """
     found = [row for file in window.sources for row in leaks(window, file)]
+
+    def line_of(file: str, learned: Statistic, site: Site) -> int:
+        walk = lineage(window.sources[file])
+        return site.split.before(learned, walk.births.get(learned.table, ()) if walk is not None else ())
+
     loud = [row for row in found if row[1].labels]
-    for file, learned, site in sorted(loud or found, key=lambda row: (ORDER.index(row[1].kind), row[2].split.before(row[1])))[:1]:
-        line = site.split.before(learned)
+    for file, learned, site in sorted(loud or found, key=lambda row: (ORDER.index(row[1].kind), -line_of(*row) if row[1].kind == "selection" else line_of(*row)))[:1]:
+        line = line_of(file, learned, site)
         yield Finding(
             "preprocessing-leak", "certain", "harmful" if learned.labels else "note",
             f"{WHAT[learned.kind]} is learned from all rows{' and their labels' if learned.labels else ''} before the split at line {site.line}",
@@ -65,4 +70,10 @@ def leaks(window: Window, file: str) -> list[tuple[str, Statistic, Site]]:
                 loud = learned.labels and (learned.kind != "copies" or site.drawn is not None)
                 if learned.table in divided and aligned and (loud or not learned.labels) and (learned.kind != "copies" or learned.labels):
                     found.append((file, learned, site))
+    walk = lineage(window.sources[file])
+    for value in walk.applied if walk is not None and not found else ():
+        for learned in value.learned if not value.label else ():
+            site_of = next((s for s in here if learned.table in s.split.tables), None)
+            if site_of is not None and learned.table in divided and (learned.table in value.part or learned.labels) and learned.kind != "copies":
+                found.append((file, learned, site_of))
     return found

@@ -45,7 +45,7 @@ def check(window: Window, *, area: float = 0.985, strong: float = 0.99, rest: fl
         if found and not intended(window):
             yield Finding(
                 "target-leak-feature", "measured", "harmful", "The target stands in its own input", "Let the input end before the first value that is predicted.",
-                Where.at(window_line(window)), evidence=(Evidence(
+                Where.at((channel_line(window) if found.get("each_step") else None) or window_line(window)), evidence=(Evidence(
                     f"{int(number(found, 'found'))} of {int(number(found, 'targets'))} target values of a row are number {found.get('places')} of the {int(number(found, 'columns'))} input values, in every row",
                     "experiment/table", number(found, "found"), 0.0, int(number(fact.data, "train_rows"))),))
             return
@@ -67,7 +67,10 @@ def check(window: Window, *, area: float = 0.985, strong: float = 0.99, rest: fl
             evidence=(Evidence(f"{c['measure']} of that column alone {score:.3f}, of the next best {second:.3f}; " + (f"a linear model without it reaches {others:.2f}" if others else "")
                                + (f"; {why}" if why else ""), "experiment/table", score, limit, int(number(c, "rows"))),))
         return
-    if not seen:
+    rolled = rolled_target(window)
+    if rolled is not None:
+        yield rolled
+    elif not seen:
         yield NotChecked("target-leak-feature", UNSEEN)
 
 
@@ -177,6 +180,42 @@ def column_line(window: Window, fact: Fact) -> tuple[Location | None, str]:
         if frames:
             return Location(file, frames[0].lineno), f"line {frames[0].lineno} takes the inputs from a frame"
     return None, ""
+
+
+def channel_line(window: Window) -> Location | None:
+    """The statement that puts the target among the channels."""
+    for file, text in window.sources.items():
+        module = parse(text)
+        if module is not None and (back := putting_back(module, *label_words(module))):
+            return Location(file, back[-1].lineno)
+    return None
+
+
+ROLLS = ("rolling", "ewm", "expanding", "diff", "pct_change", "cumsum")
+
+
+def rolled_target(window: Window) -> Finding | None:
+    """A rolling figure of the target column that includes the row's own target."""
+    for file, text in window.sources.items():
+        module = parse(text)
+        if module is None or not re.search(r"\.(rolling|ewm|expanding|diff|pct_change|cumsum)\(", text):
+            continue
+        now = {n.value for s in ast.walk(module) if isinstance(s, ast.Assign) and any(LABEL.match(t) or (t.isupper() and "TARGET" in t) for t in targets(s))
+               and not any(call_name(c) in ("shift", "where") for c in calls(s.value)) and not any(isinstance(c, ast.Compare | ast.Slice) for c in ast.walk(s.value))
+               for n in ast.walk(s.value) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        for s in ast.walk(module):
+            if not isinstance(s, ast.Assign) or not isinstance(s.targets[0], ast.Subscript) or not isinstance(s.targets[0].slice, ast.Constant):
+                continue
+            column = s.targets[0].slice.value
+            inside = {n.value for n in ast.walk(s.value) if isinstance(n, ast.Constant) and isinstance(n.value, str)} | {n.attr for n in ast.walk(s.value) if isinstance(n, ast.Attribute)}
+            own = inside & now - {column}
+            if own and isinstance(column, str) and column not in now and any(call_name(c) in ROLLS for c in calls(s.value)) and not any(call_name(c) == "shift" for c in calls(s.value)) \
+                    and not re.search(r"shift\(\s*-", text) and text.count(repr(column)) + text.count(f'"{column}"') > 0:
+                name = sorted(own)[0]
+                return Finding("target-leak-feature", "certain", "harmful", f"The feature {column!r} is rolled over the target {name!r} up to the row itself", f"Shift {name!r} by one row before rolling.",
+                               Where.at(Location(file, s.lineno), columns=(str(column),)),
+                               evidence=(Evidence(f"{ast.unparse(s)[:110]}: the target of the row is in it", "source", None, None, 1),))
+    return None
 
 
 def window_line(window: Window) -> Location | None:

@@ -114,7 +114,11 @@ def target_within(x: Array, y: Array | None) -> dict[str, Any] | None:
 
     ``found``: how many of the ``targets`` numbers of a row do; ``places``: where in the flattened input of ``columns`` numbers.
     """
-    if y is None or len(y) != len(x) or y.dtype.kind != "f" or len(x) < 40:
+    if y is None or len(y) != len(x) or len(x) < 40:
+        return None
+    if (step := _step_channel(x, y)) is not None:
+        return step
+    if y.dtype.kind != "f":
         return None
     goals = y.reshape(len(y), -1)[:2000].astype(np.float64)
     flat = x.reshape(len(x), -1)[:2000].astype(np.float64)
@@ -131,3 +135,19 @@ def target_within(x: Array, y: Array | None) -> dict[str, Any] | None:
 
 def _r(value: Any, digits: int = 4) -> float:
     return round(float(value), digits)
+
+
+def _step_channel(x: Array, y: Array) -> dict[str, Any] | None:
+    """Targets at each step [rows, steps] that a channel of the input [rows, steps, channels >= 2] repeats at the same step."""
+    if x.ndim != 3 or y.ndim != 2 or x.shape[1] != y.shape[1] or not 2 <= x.shape[2] <= 200 or y.shape[1] < 4:
+        return None
+    goal = y[:500].reshape(-1).astype(np.float64)
+    part = x[:500].reshape(len(goal), -1).astype(np.float64)
+    if len(np.unique(goal)) < 2:
+        return None
+    scores = np.abs(_pearson(part, goal))
+    best = int(scores.argmax())
+    second = float(np.delete(scores, best).max())
+    if scores[best] < 0.999 or second > 0.95:
+        return None
+    return {"found": int(y.shape[1]), "targets": int(y.shape[1]), "places": [best], "columns": int(x.shape[2]), "axes": list(x.shape[1:]), "each_step": True}
