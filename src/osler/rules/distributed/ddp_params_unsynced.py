@@ -65,18 +65,36 @@ def check(window: Window, *, least_samples: int = 2) -> Iterator[Finding | NotCh
     if not later:
         yield NotChecked("ddp-params-unsynced", "no parameters were sampled at the same step on all ranks")
         return
-    drifting = {key: where for key, where in later.items() if where}
+    drifting = steadily(later, least_samples)
     if not drifting:
-        yield from undivided(window)
+        if not any(later.values()):
+            yield from undivided(window)
         return
-    last = max(key[1] for key in later)
-    if len(drifting) < least_samples or len(drifting) < len(later) or not any(key[1] == last for key in drifting):
+    if now_and_then(window, sum(len(f.get("values") or ()) for f in window.facts("parameter-print") if f.get("number") == 0)):
         return
-    if of_kind(window, "parameter", "flat", "like a parameter", after=1) and not of_kind(window, "gradient"):
-        return  # parameters are averaged now and then
     if not wrapped(window) and of_kind(window, "activation", after=1) and same_batches(ranks)[0]:
         return  # layers split over the ranks
     yield from why(window, ranks, samples, drifting)
+
+
+def steadily(later: dict[tuple[int, int], set[int]], least: int) -> dict[tuple[int, int], set[int]]:
+    """Samples of the optimizers whose parameters differ in every one of them (the first step may be alike: Adam's first is nearly a sign)."""
+    found = {}
+    for optimizer in {o for o, _ in later}:
+        own = {key: where for key, where in later.items() if key[0] == optimizer and (where or key[1] > 1)}
+        if len(own) >= least and all(own.values()):
+            found.update(own)
+    return dict(sorted(found.items()))
+
+
+def now_and_then(window: Window, parameters_total: int) -> bool:
+    """Parameters themselves are averaged, and not in every step: nothing has to agree in between."""
+    if of_kind(window, "gradient"):
+        return False
+    direct = of_kind(window, "parameter", after=1)
+    other = [f for f in of_kind(window, "flat", "like a parameter", after=1) if not kinds(f)["parameter"]]
+    rare = [f for f in other if int(f.get("calls") or 0) < 0.7 * window.n_steps * (1 if kinds(f)["flat"] else max(parameters_total, 1))]
+    return bool(direct or rare)
 
 
 def why(window: Window, ranks: list[Window], samples: dict[Any, set[int]], drifting: dict[Any, set[int]]) -> Iterator[Finding]:
@@ -118,6 +136,11 @@ def why(window: Window, ranks: list[Window], samples: dict[Any, set[int]], drift
         fact = gradients[-1]
         hint = {"reduce": "reduce gives the result to one rank only: use all_reduce", "all_gather": "what was gathered never reaches .grad"}.get(
             str(fact.get("name")), "reduce every .grad itself between backward and step, and wait for it")
+        late = misplaced(window, fact)
+        if late is not None:
+            yield told(window, late, [fact.at, *built], "gradients are reduced outside the span between backward and step",
+                       f"Reduce them after backward and before the step: {quoted(window, late, 'the reduction')}.", differ, len(drifting))
+            return
         yield told(window, fact.at, built, f"{fact.get('name')} does not make the gradients of all ranks the same",
                    f"{hint.capitalize()}: {quoted(window, fact.at, 'the reduction')}.", differ, len(drifting))
         return
@@ -132,6 +155,15 @@ def why(window: Window, ranks: list[Window], samples: dict[Any, set[int]], drift
                f"Wrap the model in DistributedDataParallel once it is built and call the wrapper, or all_reduce every .grad after backward: {quoted(window, at, 'the model')}.",
                differ, len(drifting),
                severity="harmful" if split else "note")
+
+
+def misplaced(window: Window, fact: Fact) -> Location | None:
+    """The line of the training loop that reduces gradients when no backward has come since the last step."""
+    if fact.get("position") != "before backward" or not kinds(fact)["gradient"]:
+        return None
+    backward = next((f.at for f in window.facts("backward") if f.at is not None), None)
+    frames = [place for place in (fact.at, *map(spot, fact.get("up") or ())) if place is not None]
+    return next((place for place in frames if backward is not None and place.function == backward.function), frames[-1] if frames else None)
 
 
 def uids_of(window: Window, drifting: dict[Any, set[int]]) -> set[int]:

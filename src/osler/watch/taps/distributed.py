@@ -28,7 +28,7 @@ from osler.watch.taps.loader import fingerprints
 from osler.watch.taps.loop import Training, spaced
 from osler.watch.taps.tools import after, patch
 from osler.watch.trace import tensors_in
-from osler.watch.where import construction_line, is_user, user_line
+from osler.watch.where import construction_line, is_user, user_line, user_location
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
                "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "all_reduce_coalesced", "batch_isend_irecv")
@@ -87,7 +87,8 @@ class Ranks:
         if row is None:
             if len(self.lines) >= LINES:
                 return
-            row = self.lines[key] = {"at": user_line(), "name": name, "library": not is_user(key[0]), "calls": 0, "first_step": session.step, "op": None,
+            at, up = user_location()
+            row = self.lines[key] = {"at": at, "up": [place.to_json() for place in up], "name": name, "library": not is_user(key[0]), "calls": 0, "first_step": session.step, "op": None,
                                      "kinds": {}, "numel": 0, "async_op": bool(kwargs.get("async_op")), "position": None}
         found = tensors_in((args, kwargs))
         tensor = found[0] if found else None
