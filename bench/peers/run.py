@@ -98,9 +98,8 @@ def proof(text: str) -> dict[str, Any]:
         document = json.loads(text)
     except ValueError:
         return {"findings": [], "broken": "no JSON"}
-    rows = document.get("findings", document.get("results", [])) if isinstance(document, dict) else document
-    return {"findings": [{"id": r.get("rule_id") or r.get("rule") or r.get("id") or r.get("code") or "", "title": r.get("message", ""),
-                          "level": str(r.get("level") or r.get("severity") or r.get("status") or "")} for r in rows if isinstance(r, dict)]}
+    rows = [f for report in document.get("reports", []) for f in report.get("findings", [])]
+    return {"findings": [{"id": r["id"], "title": r.get("message", ""), "level": r.get("level", "")} for r in rows]}
 
 
 def tally(peer: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
