@@ -37,6 +37,7 @@ from osler.rules.evaluation import (
     metric_unequal_batches,
     overfit,
     snapshot_aliased,
+    splits_apart,
     train_mode_not_restored,
     val_augmented,
     val_preprocessing_mismatch,
@@ -90,6 +91,7 @@ from osler.rules.signal import (
     dead_units,
     embedding_collapse,
     exploding_gradients,
+    gradient_collapse,
     half_frozen,
     high_initial_loss,
     input_scale,
@@ -153,7 +155,7 @@ RULES: tuple[Rule, ...] = (
     class_weighting.check,
     loss_diverged.check, loss_plateau.check, loss_scale.check, loss_sign.check, grad_clip_misuse.check, lr_schedule.check, optimizer_hyperparams.check, lr_too_high.check, lr_too_low.check, sample_weights_unnormalised.check,
     # shapes of curves
-    loss_cliff.check, loss_crawl.check, loss_jitter.check, loss_sawtooth.check, loss_spikes.check, loss_stairs.check, overfit.check,
+    gradient_collapse.check, splits_apart.check, loss_cliff.check, loss_crawl.check, loss_jitter.check, loss_sawtooth.check, loss_spikes.check, loss_stairs.check, overfit.check,
     # signal
     bad_init.check, dead_units.check, embedding_collapse.check, exploding_gradients.check, half_frozen.check,
     high_initial_loss.check, input_scale.check, logit_growth.check, output_range.check, posterior_collapse.check, target_scale.check, vanishing_gradients.check,

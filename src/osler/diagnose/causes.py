@@ -151,7 +151,8 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("label-misaligned", ("label-noise", "overfit", "loss-crawl", "loss-stairs", "loss-sawtooth", *STANDSTILL), "labels that belong to other inputs are noise"),
     ("label-noise", ("overfit", "loss-crawl", *STANDSTILL), "wrong labels can only be learned by heart"),
     # a loss that jumps: data first, then hardware, framework and algorithm (handbook B, section 11)
-    ("corrupt-sample-spike", ("loss-jitter", "loss-sawtooth", "target-scale", "bad-init"), "the batch with the absurd row comes once in every epoch"),
+    ("corrupt-sample-spike", ("loss-jitter", "loss-sawtooth", "target-scale", "bad-init", "dead-units", "output-range", "grad-clip-misuse", "val-preprocessing-mismatch",
+                              "loss-plateau", "gradient-collapse", "splits-apart", "optimizer-hyperparams"), "the batch with the absurd row comes once in every epoch"),
     ("nondeterminism", ("loss-jitter",), "hardware or unseeded numbers make steps differ for no reason in the data"),
     ("fp16-overflow", ("loss-jitter",), "skipped and wrong steps of a half-precision framework"),
     *((cause, ("loss-jitter",), "the algorithm: steps that are too large overshoot and come back") for cause in ("lr-too-high", "optimizer-hyperparams", "grad-clip-misuse")),
@@ -160,6 +161,10 @@ STATISTICS: tuple[Edge, ...] = _edges(
         "lr-too-low", "lr-schedule", "vanishing-gradients", "dead-units", "optimizer-hyperparams", "graph-broken", "frozen-params", "grad-clip-misuse",
         "optimizer-wrong-params", "unregistered-params", "double-activation", "input-scale", "target-scale", "shape-broadcast", "wrong-dim")),
     ("lr-schedule", ("loss-sawtooth", "loss-stairs", "loss-jitter"), "the curve follows the swings and steps of the rate"),
+    *((cause, ("gradient-collapse",), "a layer that no longer matters, or units that died, get no gradient") for cause in (
+        "dead-units", "vanishing-gradients", "lr-too-high", "embedding-collapse", "optimizer-hyperparams", "lr-schedule", "fp16-underflow", "exploding-gradients")),
+    *((cause, ("splits-apart",), "the two sides were prepared or chosen differently") for cause in (
+        "val-preprocessing-mismatch", "val-augmented", "inplace-mutation", "temporal-leak", "no-shuffle-sorted")),
     *((cause, ("loss-stairs", "overfit"), "validation rows are learned, or their score means something else") for cause in (
         "train-val-overlap", "target-leak-feature", "preprocessing-leak", "group-leak", "temporal-leak")),
     ("eval-mode-missing", ("overfit", "val-augmented", "nondeterminism"), "validation runs with dropout and batch statistics on"),

@@ -136,6 +136,8 @@ BY_GROUP: dict[str, dict[str, str]] = {
         "loss-cliff": "nearly all of the loss is gone in the first steps, and nothing after them",
         "loss-crawl": "the loss falls ever more slowly and is still high",
         "loss-jitter": "the loss scatters from step to step beyond its trend",
+        "gradient-collapse": "the gradient of one layer fell to nothing while the others kept theirs",
+        "splits-apart": "training and validation rows lie far apart in their first principal components",
         "loss-stairs": "a validation loss that had settled halves at once",
         "overfit": "validation gets worse while training gets better",
         "params-not-moving": "parameters do not change from step to step",

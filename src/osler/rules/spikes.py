@@ -46,9 +46,9 @@ def spikes(window: Window, times: float = 5.0, sigmas: float = 10.0, least: int 
         return None
     loss = rows["loss"].astype(np.float64)
     finite = np.isfinite(loss)
-    if finite.sum() < least or (loss[finite] <= 0).mean() > 0.01:
+    if finite.sum() < least or (loss[finite] <= 0).mean() > 0.1:
         return None
-    steps, loss = rows["step"][finite].astype(np.int64), loss[finite]
+    steps, loss = rows["step"][finite].astype(np.int64), np.abs(loss[finite])  # one absurd target can turn the sign of a likelihood
     middle, scatter = around(loss)
     before = np.array([np.median(loss[max(0, i - HALF):i]) if i > 2 else np.inf for i in range(len(loss))])
     level = np.where(loss > times * before, np.minimum(middle, before), middle)

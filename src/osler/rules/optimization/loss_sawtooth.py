@@ -39,11 +39,11 @@ def check(window: Window, *, amplitude: float = 0.3, height: float = 0.5, min_st
         return
     lag = wave[0]
     folded = np.array([np.median(rest[i::lag]) for i in range(lag)])
-    swing = float(np.exp(folded.max()) - np.exp(folded.min()))
+    swing, factor = float(np.exp(folded.max()) - np.exp(folded.min())), float(np.exp(folded.max() - folded.min()))
     if swing < amplitude:
         return
     made = optimizer(window)
     epoch = next((int(f["length"]) for f in window.facts("loader") if isinstance(f.get("length"), int) and abs(int(f["length"]) - lag * size) <= max(1, 0.03 * lag * size)), None)
-    yield Finding("loss-sawtooth", "measured", "note", f"The loss swings by {swing:.0%} of its level every {lag * size} steps" + (", the length of an epoch" if epoch else ""),
+    yield Finding("loss-sawtooth", "measured", "note", f"The loss swings by a factor of {factor:.3g} every {lag * size} steps" + (", the length of an epoch" if epoch else ""),
                   "Shuffle the rows." if epoch else "Compare the period with the epoch and with the schedule.", Where.at(made.at if made is not None else None), first_step=1,
                   last_step=int(line.steps[-1]), evidence=(Evidence(f"autocorrelation {wave[1]:.2f} at a lag of {lag * size} steps", "steps/loss", wave[1], height, line.n),))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from osler.watch.experiments.capture import Capture
-from osler.watch.experiments.labels import MAX_CLASSES, Probe, coded, contradictions, dependence, hits
+from osler.watch.experiments.labels import MAX_CLASSES, Probe, apart, coded, contradictions, dependence, hits
 from osler.watch.experiments.nested import leaves
 from osler.watch.experiments.rowset import (
     WIDE,
@@ -104,6 +104,8 @@ def label_dependence(capture: Capture, emit: Emit, seconds: float = 1.0) -> list
         row |= figures
         other = next((o for o in others if not _overlaps(train, o)), None)
         row |= contradictions(train, probe, other)
+        if other is not None:
+            row["apart"] = figure(apart(probe, other))
         if other is not None and (own := dependence(other)) is not None:
             row |= {"other_own_score": own[0]["score"], "other_own_null": own[0]["null"], "other_own_z": own[0]["z"], "other": other.name}
         if (best := repaired(train, probe, arrays)) is not None:

@@ -138,6 +138,16 @@ def dependence(rows: RowSet) -> tuple[dict[str, Any], Probe] | None:
     return row, probe
 
 
+def apart(probe: Probe, other: RowSet) -> float:
+    """Distance of the centroids of two sets in the first two principal components of the first, in its deviations there."""
+    x = torch.from_numpy(np.nan_to_num(other.x[:: max(1, len(other.x) // MOST)])).double()
+    z = ((x - probe.mean) / probe.scale).clamp(-6, 6)
+    values, vectors = torch.linalg.eigh(probe.x @ probe.x.T)
+    top, power = vectors[:, -2:], values[-2:].clamp_min(1e-9)
+    own, seen = probe.x @ probe.x.T @ top / power.sqrt(), z @ probe.x.T @ top / power.sqrt()
+    return float(((seen.mean(0) - own.mean(0)) / own.std(0).clamp_min(1e-9)).norm())
+
+
 def alike(rows: RowSet, chosen: npt.NDArray[np.int64]) -> float:
     """Mean correlation of a column with itself one row on: near 0 for rows in random order, high for a series in time."""
     follow = np.flatnonzero(np.diff(rows.index[chosen]) == 1)

@@ -50,8 +50,8 @@ def lonely(size: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], float,
 def absurd_rows(rows: RowSet) -> dict[str, Any] | None:
     """The fact for one set of rows, or ``None`` where nothing stands out."""
     found: dict[str, Any] | None = None
-    for what, values in (("input", rows.x), ("target", rows.y if rows.classes == 0 else None)):
-        if values is None or len(values) < 40:
+    for what, values in (("input", rows.x), ("target", rows.y)):
+        if len(values) < 40:
             continue
         alone = lonely(extent(values))
         if alone is not None and (found is None or alone[1] > (found["extent"] or 0)):
