@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from osler.core.facts import Location
 from osler.core.window import Window
 from osler.rules import script
+from osler.rules.scopes import Scope, appended, constant_value, own_nodes, scoped
 
 LINEAR = frozenset(("detach", "item", "mean", "sum", "nanmean", "nansum", "squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "to", "clone", "contiguous", "scale", "double", "cat", "stack",
                     "concat", "expand", "expand_as", "gather", "masked_select", "select", "index_select", "transpose", "permute", "tensor", "cpu", "cuda", "diag", "diagonal", "cumsum", "t",
@@ -25,7 +26,6 @@ LIBRARIES = frozenset(("torch", "F", "nn", "np", "functional", "optim", "distrib
 NO_GRADIENT = frozenset(("detach", "item", "numpy", "tolist"))
 SCALARS = re.compile(r"^(T|alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|ratio|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
                      r"|coef|lambda|weight$|_w$|^w_|beta|alpha|scale$|ramp|anneal|_lam$|^lam_|^lam\d?$|_c\d?$", re.I)
-Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
 @dataclass(frozen=True)
@@ -434,28 +434,6 @@ class Expander:
             yield here
 
 
-def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a function or class body; nested functions are left out (in a class, its methods are not)."""
-    stack = list(ast.iter_child_nodes(scope))
-    while stack:
-        node = stack.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda) or isinstance(scope, ast.ClassDef):
-            stack.extend(ast.iter_child_nodes(node))
-
-
-def appended(statement: ast.stmt) -> set[str]:
-    """The list that a statement appends to."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    name = script.dotted(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append" else None
-    return {name} if name is not None else set()
-
-
-def constant_value(statement: ast.stmt) -> bool:
-    value = getattr(statement, "value", None)
-    return isinstance(value, ast.Constant | ast.List | ast.UnaryOp)
-
-
 def comprehended(node: ast.ListComp | ast.GeneratorExp, place: Place) -> dict[str, tuple[ast.expr, Place]]:
     """Variables of a comprehension, bound to what they run over (``zip`` and ``enumerate`` taken apart)."""
     found: dict[str, tuple[ast.expr, Place]] = {}
@@ -497,14 +475,3 @@ def objectives(window: Window, expander: Expander | None = None) -> list[Objecti
                 line = int(getattr(node, "lineno", 1))
                 found.append(Objective(Location(file, line), root, place, tuple(expander.walk(root, place))))
     return found
-
-
-def scoped(module: ast.Module) -> Iterator[tuple[ast.AST, Scope, ast.ClassDef | None]]:
-    """All nodes with the function and the class around them."""
-    stack: list[tuple[ast.AST, Scope, ast.ClassDef | None]] = [(module, module, None)]
-    while stack:
-        node, scope, owner = stack.pop()
-        for child in ast.iter_child_nodes(node):
-            yield child, scope, owner
-            inner: Scope = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope
-            stack.append((child, inner, child if isinstance(child, ast.ClassDef) else owner))

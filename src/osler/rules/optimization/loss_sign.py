@@ -10,10 +10,10 @@ from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules import adversaries
+from osler.rules import adversaries, script
 from osler.rules.code_questions import quoted
 from osler.rules.graph_questions import criteria
-from osler.rules.objective import Expander, Objective, objectives
+from osler.rules.objective import Expander, Objective, Term, objectives
 from osler.rules.terms import LIKELIHOOD, LOSS_NAME, OVERLAP, Meaning, meanings
 
 EXPLAINS = ("loss-diverged", "loss-plateau", "exploding-gradients", "overfit", "lr-too-high", "log-of-zero", "loss-nan", "dead-units", "embedding-collapse", "label-misaligned", "label-noise")
@@ -56,7 +56,7 @@ def check(window: Window, *, share: float = 0.9) -> Iterator[Finding | NotChecke
     for objective in found:
         terms = meanings(expander, objective.terms)
         seen = seen or bool(terms)
-        wrong = first_wrong(window, objective, terms, -1 if flips is not None else 1, len(found))
+        wrong = first_wrong(window, expander, objective, terms, -1 if flips is not None else 1, len(found))
         if wrong is not None:
             if flips is not None and wrong.kind in ("loss", "square") and wrong.term.sign > 0:
                 yield said(window, objective, wrong, flips, "maximize=True climbs the loss", "Remove maximize=True, or hand the optimizer a quantity that should grow.")
@@ -82,7 +82,7 @@ def maximizes(window: Window) -> Location | None:
     return told[-1].at if told and len(told) == len(made) else None
 
 
-def first_wrong(window: Window, objective: Objective, found: list[Meaning], flip: int, count: int) -> Meaning | None:
+def first_wrong(window: Window, expander: Expander, objective: Objective, found: list[Meaning], flip: int, count: int) -> Meaning | None:
     """The term whose sign is wrong in view of the others."""
     kinds = {m.kind for m in found}
     right = [m for m in found if m.want and m.term.sign * flip == m.want]
@@ -104,7 +104,7 @@ def first_wrong(window: Window, objective: Objective, found: list[Meaning], flip
             return m
         if m.kind in ("loss", "square") and not main and count == 1 and not kinds & {"policy", "score", "product"}:
             return m
-        if m.kind == "loglik" and not main and not any(r.kind == "loglik" for r in right) and not kinds & {"policy", "score", "product", "inner", "entropy"} and not sampled(t.node):
+        if m.kind == "loglik" and not main and not any(r.kind == "loglik" for r in right) and not kinds & {"policy", "score", "product", "inner", "entropy"} and not sampled(expander, t):
             return m
         if m.kind == "overlap" and SURE.search(" ".join((ast.unparse(t.node), *t.trail))) and not kinds & {"policy", "product"}:
             return m
@@ -113,10 +113,12 @@ def first_wrong(window: Window, objective: Objective, found: list[Meaning], flip
     return None
 
 
-def sampled(node: ast.expr) -> bool:
+def sampled(expander: Expander, term: Term) -> bool:
     """A log-probability of one's own sample (an entropy estimate) is minimised on purpose."""
-    given = node.args if isinstance(node, ast.Call) else [node]
-    return any(re.search(r"sample|^z$|^zs$|noise", n.id if isinstance(n, ast.Name) else n.attr) for a in given for n in ast.walk(a) if isinstance(n, ast.Name | ast.Attribute))
+    given = list(term.node.args) if isinstance(term.node, ast.Call) else [term.node]
+    for node in [n for a in given for n in ast.walk(a) if isinstance(n, ast.Name)]:
+        given += [inner for inner, _, _ in expander.expand(node.id, term.place) or () if any(re.search(r"sample|get_action|act$|noise|randn", w) for w in script.words(inner))]
+    return any(re.search(r"sample|get_action|^act$|^z$|^zs$|noise", n.id if isinstance(n, ast.Name) else n.attr) for a in given for n in ast.walk(a) if isinstance(n, ast.Name | ast.Attribute))
 
 
 def line_of(objective: Objective, wrong: Meaning) -> Location:
