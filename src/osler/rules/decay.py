@@ -63,7 +63,8 @@ def pull(window: Window, made: Fact) -> Pull | None:
     weight, grad, update = (rows[k].astype(float) for k in ("weight_norm", "grad_norm", "update_norm"))
     if is_decoupled(made):
         lr = np.interp(rows["step"], own["step"][np.isfinite(own["lr"])], own["lr"][np.isfinite(own["lr"])].astype(float)) if np.isfinite(own["lr"]).any() else np.zeros(len(rows))
-        force = lr * strength * weight / np.maximum(update, 1e-30)
+        share = np.clip(lr * strength * weight / update, 0.0, 0.9999)
+        force = share / np.sqrt(1 - share ** 2)  # against the rest of the step, which is about at right angles to the weights
     else:
         force = strength * weight / np.maximum(grad, 1e-30)
     steps = np.unique(rows["step"])

@@ -62,8 +62,7 @@ def _mismatch(window: Window, s: Schedule, piece: Schedule, pace: Rhythm) -> Ite
     _, lr = rates(window, s.drives)
     if how == "epoch" and per_epoch >= 3 and length >= 2.5 * s.calls:
         near = any(abs(length / total - 1) <= 0.02 for total in (steps, micro, steps + epochs) if total)
-        if (written == "batch" and length >= 0.3 * steps) or (near and written != "epoch" and not isinstance(value, ast.Constant)) or \
-                (written == "batch" and warm is not None and warm >= 2 * s.calls):
+        if written == "batch" or (near and written != "epoch" and not isinstance(value, ast.Constant)):
             place_, interval = step_place(window, s)
             yield say(f"{piece.kind} is planned for {length:.0f} batches and stepped once per epoch: {s.calls} calls in {steps} steps",
                       interval or "Call scheduler.step() after every optimizer step, inside the loop over batches.", place_,

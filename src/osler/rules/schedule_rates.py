@@ -50,6 +50,8 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
     """The rate is a thousandth of its peak, or zero, for a good part of the run: at its end or at its beginning."""
     step, lr = rates(window)
     total = window.n_steps
+    if not one_rate(window, every):
+        return
     if len(lr) < 10 or total < least or in_turn(window) or not lr.max() > 0 or np.diff(np.r_[step, window.steps["step"][-1]]).max() > 0.3 * total:
         if len(lr) >= 10 and not lr.max() > 0:
             yield from _all_zero(window, every, lr)
@@ -74,6 +76,37 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
         at, fix, also = culprit(window, active, pace)
         yield say(f"The learning rate is zero for the first {head} of {len(low)} steps", "Let the warm-up rise from its first step on.", at,
                   [Evidence(f"{head} steps changed nothing", "steps/lr", 0.0, peak, len(lr))], also=also, first=1, last=head)
+
+
+def one_rate(window: Window, every: Sequence[Schedule]) -> bool:
+    """The first group, which is what is recorded, speaks for the others."""
+    made = optimizer(window)
+    groups = [g.get("lr") for g in (made.get("groups") if made is not None else None) or ()]
+    if len(groups) < 2:
+        return True
+    last = [s.fact.get("lr_last") or [] for s in every if s.calls and made is not None and made.get("index") in s.drives]
+    return bool(last) and all(isinstance(v, int | float) and v <= 1e-3 * max(float(g or 0.0), 1e-30) for v, g in zip(last[-1], groups, strict=False))
+
+
+def jitter(window: Window, least: int = 200, ratio: float = 4.0, size: float = 0.25) -> Iterator[Finding]:
+    """The loss jumps about in the first steps, which no warm-up softens: scatter about a running median, so that a steep fall is none."""
+    line, (_, lr) = curve(window, least), rates(window)
+    if line is None or not line.one_sign or len(lr) < 10 or line.n < least or lr[0] < 0.5 * lr.max():
+        return
+    width = 7
+    padded = np.pad(line.loss, width, mode="edge")
+    trend = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * width + 1), axis=1)
+    scatter = np.abs(line.loss - trend) / np.maximum(trend, 1e-12)
+    head = max(20, line.n // 10)
+    early, rest = float(np.median(scatter[:head])), float(np.median(scatter[line.n // 5:]))
+    peak = float(line.loss[:head].max())
+    if early < max(size, ratio * rest) or peak < 1.5 * line.first:
+        return
+    made = optimizer(window)
+    betas = ((made.get("defaults") or {}).get("betas") if made is not None else None) or [0.9, 0.999]
+    yield say(f"The loss jumps about by {early:.0%} in its first {head} steps, and by {rest:.0%} later", f"Let the rate rise over the first steps (Adam's averages of squares need about {1 / (1 - float(betas[1])):.0f}).",
+              made.at if made is not None else None, [Evidence(f"median distance from a running median, {early / max(rest, 1e-12):.2g} times that of later steps", "steps/loss", early, ratio * rest, line.n)],
+              "note", "measured", first=1, last=head)
 
 
 def _hasty(window: Window, s: Schedule) -> bool:

@@ -16,7 +16,7 @@ from osler.rules.loaders import TRAIN, loaders, roles
 from osler.rules.script import LOOPS, around, call_name, calls, constant, function_around, place, tree, words
 from osler.rules.values import argument, call_at, expanded
 
-BATCHES = re.compile(r"step|iter|batch|update", re.I)
+BATCHES = re.compile(r"iter|batch|update|(total|num|max|n|train|training|all|optim\w*|optimizer|warmup|decay)_?steps|steps_per|^t_total$|^steps$", re.I)
 EPOCHS = re.compile(r"epoch|^ep$|^eps$|^n_ep", re.I)
 LENGTH = re.compile(r"(total|max|num|n|train|training|all|t)_?(training_|train_|optim\w*_)?(steps?|iters?|iterations|updates|epochs?|total|max|batches)$|^total$|^horizon$|^length$|^decay_(steps|iters)$", re.I)
 WARM = re.compile(r"warm|ramp", re.I)

@@ -17,7 +17,7 @@ from osler.rules.schedule_calls import (
     wrong_argument,
 )
 from osler.rules.schedule_lengths import overrun, remarks, wrong_rate
-from osler.rules.schedule_rates import absolute, gone, growing, unfinished, without_effect
+from osler.rules.schedule_rates import absolute, gone, growing, jitter, unfinished, without_effect
 from osler.rules.schedules import rhythm, schedules
 
 
@@ -45,7 +45,8 @@ def check(window: Window, *, tiny: float = 1e-3, share: float = 0.25, min_steps:
     calls only.
 
     **Source.** PyTorch documentation of torch.optim.lr_scheduler; handbook A §10, whose jitter test (⚠ standard deviation above 20 %
-    of the mean) fires on every healthy fall and is not used.
+    of the mean) fires on every healthy fall: here the scatter about a
+    running median is compared with later steps, for a note that a warm-up is missing. Its length follows handbook A §31.
     """
     every = schedules(window)
     pace = rhythm(window)
@@ -65,7 +66,7 @@ def check(window: Window, *, tiny: float = 1e-3, share: float = 0.25, min_steps:
             if any(f.severity in LOUD for f in found):
                 break
     if not found:
-        found = [f for s in every for f in remarks(window, s, pace)][:2]
+        found = [f for s in every for f in remarks(window, s, pace)][:2] or list(jitter(window))
     yield from found
     if not found and not len(window.steps):
         yield NotChecked("lr-schedule", "no optimizer step was seen")

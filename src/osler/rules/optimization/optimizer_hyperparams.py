@@ -113,7 +113,13 @@ def _failed(window: Window, fall: float = 0.3) -> bool:
 
 def _decay(window: Window, made: Fact, force: float, stuck: float, least: int) -> Iterator[Finding]:
     line, found = curve(window, least), pull(window, made)
-    if line is None or found is None or not line.one_sign or line.fall > stuck or loaded(window):
+    if line is None or found is None or not line.one_sign or loaded(window):
+        return
+    if line.fall > stuck:
+        if found.force >= 1.0 and line.fall < 0.9:
+            yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} pulls as hard as the gradient early on", "If the loss is slow to fall, lower it.",
+                       (Evidence(f"decay is {found.force:.2g} times the " + ("step" if found.decoupled else "gradient") + " (median over weight matrices)", "layers/weight_norm",
+                                 found.force, 1.0, found.samples),), "note", "measured")
         return
     lr = newest(window)["lr"]
     rate = float(np.nanmax(lr)) if len(lr) and np.isfinite(lr).any() else 0.0
@@ -122,7 +128,8 @@ def _decay(window: Window, made: Fact, force: float, stuck: float, least: int) -
     strong = max(found.force, found.late) >= force and found.force >= 0.3 * force and (found.shrunk <= 0.6 or found.late >= force)
     if not (strong and (found.shrunk < 0.9 or (found.force >= 2 * force and found.samples <= 3))) and jump < 1.0:
         return
-    yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} outweighs the gradient: weights shrank to {found.shrunk:.2g} of their norm, and the loss stayed at {line.late:.3g}",
+    yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} outweighs the gradient: " + (f"weights shrank to {found.shrunk:.2g} of their norm, and " if found.shrunk < 0.9 else "")
+               + f"the loss stayed at {line.late:.3g}",
                "Lower weight_decay, to about " + ("1e-2." if found.decoupled else "1e-4."),
                (Evidence(f"decay is {found.force:.2g} times the " + ("step" if found.decoupled else "gradient") + f" early on and {found.late:.2g} times later (median over weight matrices)",
                          "layers/weight_norm", found.force, force, found.samples),
