@@ -8,6 +8,7 @@ Only numbers and names are kept, never the objects.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 import types
@@ -187,6 +188,10 @@ class Growth:
             return
         if isinstance(value, Optimizer):
             self._note(name + ".param_groups", "param_groups", where, len(value.param_groups), id(value.param_groups)).element = "group"
+            return
+        if isinstance(value, logging.Logger):
+            for handler in value.handlers:
+                self._visit(handler, f"{name}.handler", where, depth + 1)
             return
         if isinstance(value, types.MethodType):
             self._visit(value.__self__, name, where, depth + 1)

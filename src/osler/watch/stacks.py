@@ -90,8 +90,8 @@ class Stacks:
 
     def finish(self) -> None:
         self._pause()
-        self._wanted = False
         self.tell()
+        self._forget()
 
     def _pause(self) -> None:
         stop, self._stop = self._stop, None
@@ -113,7 +113,7 @@ class Stacks:
 
     def _forget(self) -> None:
         self._stop, self._wanted = None, False
-        self.rows, self.seconds, self.cpu, self.samples = {}, 0.0, 0.0, 0
+        self.rows, self.seconds, self.cpu, self.samples, self.told = {}, 0.0, 0.0, 0, 0.0
 
     def _run(self, stop: Any, done: Any) -> None:
         try:

@@ -120,8 +120,8 @@ def growing_graphs(window: Window, factor: float) -> Iterator[Finding]:
         lens = [n for _, n in pairs]
         if c.type != "graph" or c.element != "scalar" or len(lens) < 4 or lens[-1] < factor * lens[0] or any(b < a for a, b in pairwise(lens)) or lens[-1] - lens[0] < 12:
             continue
-        found = list(sites(window, c.variable)) or []
-        if not found or evaluated(window, found[0].at):
+        found = sites(window, c.variable)
+        if not found or evaluated(window, found[0].at) or bounded_each_step(window, c.variable):
             continue
         yield told(window, found[0].at, f"the graph that {c.name} carries grew from {lens[0]} to {lens[-1]} nodes by step {c.steps[-1]}", "growth", value=float(lens[-1]))
 

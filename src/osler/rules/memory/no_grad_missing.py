@@ -23,6 +23,7 @@ from osler.rules.script import (
     calls,
     evaluation_block,
     function_around,
+    no_grad,
     parse,
     place,
     targets,
@@ -104,7 +105,7 @@ def blocks(window: Window) -> Iterator[tuple[Location, int, Evidence]]:
     for file, block in judging_blocks(window):
         rows = [r for r in told.rows if any(inside(block, file, f) for f in r.stack)] if told is not None else []
         model = next((c for c in calls(block) if model_call(window, c)), None)
-        quiet = any(call_name(c) in ("no_grad", "inference_mode", "set_grad_enabled") for c in calls(block))
+        quiet = any(no_grad(n) for n in ast.walk(block) if isinstance(n, ast.stmt)) or next(calls(block, "set_grad_enabled"), None) is not None
         if model is None or quiet or not (unused or rows):
             continue
         why = f"{unused} losses were computed that no backward used" if unused else f"the running stack was seen in it {sum(r.samples for r in rows)} times"

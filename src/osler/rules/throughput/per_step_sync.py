@@ -18,6 +18,7 @@ from osler.rules.script import (
     function_named,
     training_functions,
     trains,
+    words,
 )
 from osler.rules.stack_questions import Row, header, innermost, step_line, step_loops, times
 
@@ -27,6 +28,7 @@ FILES = frozenset(("save", "savez", "savez_compressed", "savetxt", "to_csv", "to
 WRITES = FILES | frozenset(("print", "write", "writelines", "writerow", "writerows", "info", "debug", "warning", "critical", "add_scalar", "add_scalars", "add_histogram", "add_image",
                             "add_figure", "log_metrics", "dumps", "pformat", "pprint", "log_metric", "histogram", "open"))
 KEEPS_HOUSE = frozenset(("collect", "empty_cache", "synchronize", "memory_summary", "memory_stats", "malloc_trim"))
+OVER = frozenset(("parameters", "named_parameters", "modules", "named_modules", "buffers", "named_buffers", "state_dict", "params", "grads", "layers"))
 GENERAL = re.compile(r"^(log|write|save|record|report|dump|emit|track|checkpoint|snapshot|monitor|print|update)", re.I)
 
 
@@ -85,11 +87,11 @@ def check(window: Window, *, share: float = 0.1, least: float = 0.03) -> Iterato
 
 
 def effect(window: Window, at: Location) -> str | None:
-    """What a line does that makes it wait: ``write``, ``pull``, ``house``; ``None`` for other lines. A line in a loop of its own does
-    what that loop does."""
+    """What a line does that makes it wait: ``write``, ``pull``, ``house``; ``None`` for other lines. A line in a loop over parameters
+    or modules does what that loop does."""
     statements = below_function(around(window, at))
     training = training_functions(window, at.file)
-    wider: list[ast.AST] = [s for s in statements[:-1] if isinstance(s, LOOPS) and not trains(s, training)]
+    wider: list[ast.AST] = [s for s in statements[:-1] if isinstance(s, ast.For) and not trains(s, training) and OVER & words(s.iter)]
     for part in ([*header(statements[-1])] if statements else []), wider[-1:]:
         found = kind_of({call_name(c) for node in part for c in calls(node)})
         if found is not None:
