@@ -7,10 +7,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from osler.rules.lineage_values import EMPTY, Statistic, Value, join
 from osler.rules.script import call_name, root
 
 if TYPE_CHECKING:
-    from osler.rules.lineage import Value, Walk
+    from osler.rules.lineage import Walk
 
 REDUCTIONS = frozenset(("mean", "std", "var", "min", "max", "amin", "amax", "median", "quantile", "percentile", "sum", "nanmean", "nanstd", "nanmedian", "norm", "ptp",
                         "std_mean", "var_mean", "mode", "nanmin", "nanmax", "value_counts", "cov", "svd", "pca_lowrank", "eigh", "eig", "agg", "aggregate"))
@@ -32,7 +33,6 @@ GROUPED = ("GroupKFold", "GroupShuffleSplit", "StratifiedGroupKFold", "LeaveOneG
 
 def learn(value: Value, trail: tuple[int, ...], labels: bool, kind: str = "statistic") -> Value:
     """What remains of a value when its rows are summed up."""
-    from osler.rules.lineage import Statistic, Value
     new = frozenset(Statistic(table, trail, labels, kind) for table in value.whole) if not value.part else frozenset()
     return Value(learned=value.learned | new)
 
@@ -56,7 +56,6 @@ def full(node: ast.expr) -> bool:
 
 def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
     """``x[index]``: columns, a filter, a part of the rows, or all of them in another order."""
-    from osler.rules.lineage import join
     holder, index = node.value, node.slice
     accessor = isinstance(holder, ast.Attribute) and holder.attr in ("iloc", "loc")
     value = walk.value(holder.value if accessor and isinstance(holder, ast.Attribute) else holder, env)
@@ -139,7 +138,6 @@ def components(walk: Walk, value: Value) -> tuple[Value, ...]:
 
 def called(walk: Walk, node: ast.Call, env: dict[str, Value]) -> Value:
     """A call: of the user's own function or class, or of a library."""
-    from osler.rules.lineage import EMPTY, Value, join
     name = call_name(node)
     holder = walk.value(node.func.value, env) if isinstance(node.func, ast.Attribute) else EMPTY
     given = [walk.value(a.value if isinstance(a, ast.Starred) else a, env) for a in node.args]

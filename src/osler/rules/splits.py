@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from osler.core.facts import Location
 from osler.core.window import Window
-from osler.rules.lineage import FEATURE, LABEL, Split, lineage
+from osler.rules.lineage import lineage
+from osler.rules.lineage_values import FEATURE, LABEL, Split
 from osler.rules.script import FUNCTIONS, LOOPS, call_name, calls, parse, root, targets, trains, words
 
 DRAWS = frozenset(("randperm", "permutation", "shuffle", "rand", "random", "uniform", "choice", "sample", "multinomial", "randint", "integers", "bernoulli"))

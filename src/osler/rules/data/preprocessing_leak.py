@@ -6,7 +6,8 @@ from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.lineage import Statistic, lineage
+from osler.rules.lineage import lineage
+from osler.rules.lineage_values import Statistic
 from osler.rules.splits import Site, sites
 
 WHAT = {"statistic": "A statistic", "fit": "A transformer", "encoding": "An encoding", "selection": "The choice of columns", "vocabulary": "The vocabulary", "copies": "Additional rows"}

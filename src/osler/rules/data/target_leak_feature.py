@@ -8,7 +8,7 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.lineage import FEATURE, LABEL, named_labels
+from osler.rules.lineage_values import FEATURE, LABEL, named_labels
 from osler.rules.rows_compared import UNSEEN, number, part, tables
 from osler.rules.script import call_name, calls, parse, root, targets
 

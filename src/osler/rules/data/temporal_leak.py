@@ -9,7 +9,7 @@ from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.lineage import LABEL
+from osler.rules.lineage_values import LABEL
 from osler.rules.rows_compared import UNSEEN, number, part, tables
 from osler.rules.script import call_name, calls, parse, root, targets, words
 from osler.rules.splits import Site, drawn_split, says_time, sites

@@ -26,6 +26,14 @@ TRAIN_ROWS, JUDGED_ROWS, PATIENCE = 6000, 1000, 1.2
 
 
 def table(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]], judged: Any, frame: Any, emit: Emit) -> None:
+    """As ``compare``; what it raises becomes a fact."""
+    try:
+        compare(training, judging, seen, judged, frame, emit)
+    except Exception as problem:
+        emit({"name": "table", "failed": f"{type(problem).__name__}: {problem}"[:300], "at": None})
+
+
+def compare(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]], judged: Any, frame: Any, emit: Emit) -> None:
     """Hands one fact to ``emit``: what the two sides have to do with each other.
 
     Args:
@@ -63,6 +71,8 @@ def table(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]], 
     if other is not None:
         row["overlap"] = ask.overlap(train.x, other.x)
         row["shifted"] = ask.shifted(train.x, other.x)
+        if perf_counter() - begin > 2.0:
+            emit({**row, "partial": True})
         row["twins"] = ask.twins(train.x, other.x, train.y, other.y)
         row["order"] = ask.neighbours(train, other)
         row["groups"] = [g for name in sorted(set(train.vectors) & set(other.vectors))

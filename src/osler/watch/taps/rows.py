@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from osler.watch.observe import Observer
 from osler.watch.session import Session
 from osler.watch.trace import tensors_in
 
-SEEN, HELD, JOBS, SECONDS = 4, 1 << 22, 2, 4.0
+SEEN, HELD, JOBS, SECONDS = 4, 1 << 22, 2, 6.0
+LAST_WAIT = 3.5
+"""Seconds after its start that the end of the process waits for a comparison."""
 
 
 class RowTables:
@@ -25,6 +28,8 @@ class RowTables:
         self.sources: set[int] = set()
         self.held = 0
         self.done: set[int] = set()
+        self.job: Any = None
+        self.started = 0.0
         observer.on_training, observer.on_target, observer.on_judging = self.trained, self.target, self.judging
         session.finishers.insert(0, self.finish)
 
@@ -70,7 +75,10 @@ class RowTables:
         judging = [alive[source].dataset] if source in alive else []
         job = start_other(lambda emit: table(training, judging, self.seen, judged, frame, emit), SECONDS)
         if job is not None:
+            self.job, self.started = job, perf_counter()
             self.training.backwards.jobs.append(job)
+        if len(self.done) >= JOBS:
+            self.seen, self.waiting = [], None
 
     @quiet
     def finish(self) -> None:
@@ -81,6 +89,8 @@ class RowTables:
             self.done.add(-1)
             self._begin(-1, None, None)
         self.seen, self.waiting = [], None
+        while self.job is not None and self.job.poll() is None and perf_counter() - self.started < LAST_WAIT:
+            sleep(0.01)
 
 
 def _first(values: Any) -> torch.Tensor | None:
