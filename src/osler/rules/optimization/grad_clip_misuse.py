@@ -51,7 +51,7 @@ def check(window: Window, *, factor: float = 8.0, stuck: float = 0.4, min_calls:
         for f in newest_by_line.values():
             found += list(_threshold(window, f, factor, stuck, min_calls))
     if not found:
-        found += [*_by_hand(window, factor, stuck), *_loss(window), *_weights(window)]
+        found += [*_by_hand(window, factor, stuck), *_loss(window), *_weights(window), *_discarded(window)]
     yield from found
     if not found and window.facts("compile"):
         yield NotChecked("grad-clip-misuse", "clipping inside compiled code is not seen")
@@ -104,6 +104,10 @@ def _drives(window: Window, f: Fact) -> Fact | None:
 
 def _threshold(window: Window, f: Fact, factor: float, stuck: float, least: int) -> Iterator[Finding]:
     limit, norm, count = f.get("max_norm"), f.get("median_norm"), int(f.get("calls") or 0)
+    if isinstance(limit, int | float) and limit <= 0 and count >= 3:
+        yield _say(f"{f.get('function')} has a threshold of {limit:g}: " + ("it turns every gradient around" if limit < 0 else "every gradient becomes zero"),
+                   "Set the threshold to about 1.0.", threshold_line(window, f), (Evidence(f"{count} calls", None, float(limit), 0.0, count),), severity="fatal", also=(f.at,))
+        return
     if f.get("scaled") or not isinstance(limit, int | float) or not isinstance(norm, int | float) or not limit > 0 or count < least:
         return
     by_value = f.get("function") == "clip_grad_value_"
@@ -120,7 +124,8 @@ def _threshold(window: Window, f: Fact, factor: float, stuck: float, least: int)
     eps = (made.get("defaults") or {}).get("eps")
     lost_in_eps = kind not in SCALED and isinstance(eps, int | float) and eps > 0 and reached < 2 * eps and cut >= factor
     if often >= 0.3 if by_value else often >= 0.9:
-        if (slow or lost_in_eps) and line is not None and line.one_sign and line.fall < stuck and not loaded(window) and not in_turn(window) and _creeps(window, cut, kind):
+        if (slow or lost_in_eps) and line is not None and line.one_sign and not loaded(window) and not in_turn(window) and (
+                (line.fall < stuck and _creeps(window, cut, kind)) or (slow and cut >= 30 and line.fall < 0.7 and _creeps(window, cut, kind, 3e-4, 0.1))):
             what = f"every step is shortened {cut:.3g}-fold" if slow else f"clipped gradients are as small as eps ({eps:g})"
             yield _say(f"{f.get('function')} at {limit:g} is far below the gradients (median norm {norm:.3g}): {what}",
                        f"Raise the threshold to about {float(f'{norm:.1g}'):g}, or take clipping out.", where,
@@ -130,7 +135,8 @@ def _threshold(window: Window, f: Fact, factor: float, stuck: float, least: int)
                        treatment="clip-off")
             return
         if not by_value and often >= 0.5:
-            yield _say(f"{often:.0%} of the steps are clipped (median norm {norm:.3g}, threshold {limit:g})", "Nothing, if the loss falls: steps have the same length then.", f.at,
+            yield _say(f"{often:.0%} of the steps are clipped (median norm {norm:.3g}, threshold {limit:g})", "Nothing, if the loss falls: steps have the same length then.",
+                       where if cut >= factor else f.at,
                        (Evidence(f"{f.get('clipped')} of {f.get('measured')} calls clipped", "clip/norm", often, 0.5, count),), severity="note")
         return
     lost = nonfinite.first(window, "loss", "gradient", "parameter")
@@ -150,13 +156,13 @@ def threshold_line(window: Window, f: Fact) -> Location | None:
     return decided(window, f.at, given) if f.at is not None and given is not None else f.at
 
 
-def _creeps(window: Window, cut: float, kind: str) -> bool:
-    """Steps are short against the weights, and would not be without the cut."""
+def _creeps(window: Window, cut: float, kind: str, short: float = 1e-3, most: float = float("inf")) -> bool:
+    """Steps are short against the weights, and would be of ordinary size without the cut."""
     move = motion(window)
     if move is None:
-        return True
+        return most == float("inf")
     ratio = float(np.median(move.ratio))
-    return ratio < 1e-3 and (ratio * cut >= 1e-4 or kind not in SCALED)
+    return ratio < short and (1e-4 <= ratio * cut <= most or kind not in SCALED)
 
 
 def _by_hand(window: Window, factor: float, stuck: float) -> Iterator[Finding]:
@@ -193,9 +199,25 @@ def _grad_lines(window: Window) -> list[tuple[Location, ast.expr | None]]:
                     isinstance(m, ast.Attribute) and m.attr == "grad" for m in ast.walk(n)):
                 limit = argument(n, "max", None) or (n.args[-1] if n.args else None)
                 found.append((Location(file, n.lineno), limit if call_name(n).startswith("cl") else None))
+            elif isinstance(n, ast.Call) and call_name(n) == "register_hook":
+                inner = next((c for c in calls(n, "clamp", "clip", "clamp_")), None)
+                if inner is not None:
+                    found.append((Location(file, n.lineno), argument(inner, "max", None) or (inner.args[-1] if inner.args else None)))
             elif isinstance(n, ast.AugAssign) and any(isinstance(m, ast.Attribute) and m.attr == "grad" for m in ast.walk(n.target)):
                 found.append((Location(file, n.lineno), None))
     return sorted(found, key=lambda r: r[0].line)
+
+
+def _discarded(window: Window) -> Iterator[Finding]:
+    """``p.grad.clamp(-1, 1)`` as a statement: the result is thrown away."""
+    for file in window.sources if window.n_steps >= 5 else ():
+        module = tree(window, file)
+        for n in ast.walk(module) if module is not None else ():
+            if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) and call_name(n.value) in ("clamp", "clip") and not any(k.arg == "out" for k in n.value.keywords) \
+                    and any(isinstance(m, ast.Attribute) and m.attr == "grad" for m in (*ast.walk(n.value.func), *[x for a in n.value.args[:1] for x in ast.walk(a)])):
+                yield _say(f"`{ast.unparse(n)[:60]}` clips a copy of the gradient and throws it away", "Use the in-place form: clamp_(...).", Location(file, n.lineno),
+                           (Evidence("the result of the call is not used, and the gradient stays as it was", None, 0, 1, window.n_steps),))
+                return
 
 
 def _loss(window: Window) -> Iterator[Finding]:
