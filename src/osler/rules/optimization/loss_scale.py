@@ -35,7 +35,7 @@ class Scale:
 
 
 @rule("loss-scale", "optimization")
-def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float = 0.05, slow: float = 0.8, short: float = 1e-3, drowned: float = 0.05,
+def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float = 0.05, overshoot: float = 2.0, slow: float = 0.8, short: float = 1e-3, drowned: float = 0.05,
           unmoved: float = 0.9, collapse: float = 0.03, beta: float = 30.0, bonus: float = 1.0, min_steps: int = 20) -> Iterator[Finding]:
     """The loss is wrong by a large factor.
 
@@ -44,7 +44,7 @@ def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float
     a reconstruction that is a mean, a penalty a thousand times too strong).
     How it is seen: the factor with which the criterion's value enters the gradient of one step (measured at its node, times the backward
     passes of a step, times the elements of a sum) is `large` times too large or small, *and* the run suffers: lost, or stuck above
-    `stuck` of its start with steps longer than `long` of the weights; or hardly moving (above `slow`, steps below `short`). Only optimizers
+    `stuck` of its start with steps longer than `long` of the weights (or at half of that, with steps that promise `overshoot` times the whole loss); or hardly moving (above `slow`, steps below `short`). Only optimizers
     whose steps grow with the gradient (SGD) can suffer; Adam divides any factor out. For terms: the main criterion makes up less
     than `drowned` of the first objective and stays above `unmoved` of its start; or a Gaussian KL that outweighs the reconstruction
     by more than `beta` has gone to `collapse` of it; or an entropy bonus weighs `bonus` times the policy gradient.
@@ -68,7 +68,7 @@ def check(window: Window, *, large: float = 7.0, stuck: float = 0.6, long: float
     if scale is None:
         return
     if scale.factor >= large and not clipped(window):
-        harm = hurt(window, stuck, long, min_steps)
+        harm = hurt(window, stuck, long, overshoot, min_steps)
         if harm is not None:
             yield claim(scale, "fatal", f"The loss is {scale.factor:.3g} times too large: {scale.why}", harm)
     elif scale.factor <= 1 / large:
@@ -202,7 +202,7 @@ def clipped(window: Window) -> bool:
     return any(f.get("calls") and f.get("position") == "after backward" and (f.get("clipped") or 0) > 0.7 * f["calls"] for f in window.facts("clip"))
 
 
-def hurt(window: Window, stuck: float, long: float, min_steps: int) -> Evidence | None:
+def hurt(window: Window, stuck: float, long: float, overshoot: float, min_steps: int) -> Evidence | None:
     """The run was lost, or sits high with steps that are long for the weights."""
     lost = nonfinite.first(window, "loss", "gradient", "parameter")
     if lost is not None and not nonfinite.from_data(window, lost):
@@ -210,12 +210,17 @@ def hurt(window: Window, stuck: float, long: float, min_steps: int) -> Evidence 
     line, move = curve(window, min_steps), motion(window)
     if line is None or line.start == 0:
         return None
-    level = line.late / abs(line.first if line.first else line.start)
+    level, peak = line.late / abs(line.first if line.first else line.start), float(line.loss.max()) / abs(line.first if line.first else line.start)
     early = move.ratio[: max(3, len(move.ratio) // 3)] if move is not None else np.empty(0)
     ratio = float(np.max(early)) if len(early) else 0.0
-    if (level >= stuck or (level >= stuck / 2 and float(line.loss.max()) > 3 * abs(line.first) and line.noise > 0.1 * line.late)) and (ratio >= long or level >= 1.5 or float(line.loss.max()) > 5 * abs(line.first)):
-        return Evidence(f"the loss ends at {level:.2g} of its start; early steps change the weights by up to {ratio:.2g} of their norm", "steps/loss", value=level, threshold=stuck, samples=line.n)
-    return None
+    usual = float(np.median(move.ratio)) if move is not None else 0.0
+    over = float(np.median(move.promise / np.maximum(np.abs(np.interp(move.steps, line.steps, line.loss)), 1e-12))) if move is not None else 0.0
+    high = level >= stuck and (ratio >= long or level >= 1.5 or peak > 5)
+    rough = level >= stuck / 2 and ((peak > 3 and line.noise > 0.1 * line.late and ratio >= long) or (usual >= 1.6 * long and over >= overshoot))
+    if not high and not rough:
+        return None
+    return Evidence(f"the loss ends at {level:.2g} of its start; steps change the weights by {usual:.2g} of their norm (early ones by up to {ratio:.2g}) and promise {over:.2g} times the whole loss",
+                    "steps/loss", value=level, threshold=stuck, samples=line.n)
 
 
 def crawls(window: Window, slow: float, short: float, min_steps: int) -> Evidence | None:
