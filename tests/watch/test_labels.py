@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from osler.watch.experiments.capture import Capture
-from osler.watch.experiments.label_sources import label_dependence
+from osler.watch.experiments.label_sources import label_dependence, of_collated
 from osler.watch.experiments.labels import contradictions, dependence
 from osler.watch.experiments.outliers import absurd_rows
-from osler.watch.experiments.rowset import of_arrays, of_collated, of_dataset, parts
+from osler.watch.experiments.rowset import of_arrays, of_dataset, parts
 from osler.watch.experiments.tokens import token_shift
 
 
@@ -110,6 +110,9 @@ def test_rows_of_data_sets():
     part = of_dataset(Subset(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), range(100, 300)), 1.0)
     assert len(part.x) == 200 and len(part.all_y) == 400 and part.index[0] == 100
     assert [len(p) for p in parts(([1, 2, 3], [4, 5]))] == [3, 2]
+    assert parts({"label": 3, "x": [0.5, 1.0]})[-1] == 3
+    numbered = [(x[i], int(y[i]), i) for i in range(len(y))]
+    assert of_dataset(numbered, 1.0).classes == 4
 
     def collate(items):
         return torch.stack([i["x"] for i in items]), torch.tensor([i["label"] for i in items]).flip(0)

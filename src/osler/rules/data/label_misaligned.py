@@ -71,6 +71,8 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     if dep is None and not found:
         yield NotChecked("label-misaligned", "the training rows could not be read beside their targets")
         return
+    if dep is not None and not dep.used and not found and not (isinstance(dep.fact.get("batch_z"), float | int) and float(dep.fact["batch_z"]) < 2.5):
+        return  # the targets may be those of another task
     if dep is not None and dep.independent and dep.better_z >= certain_z and dep.room >= room:
         if dep.how.startswith("shift") and forecasts(window, dep):
             return

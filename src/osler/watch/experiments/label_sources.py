@@ -9,24 +9,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import IterableDataset
 
 from osler.watch.experiments.capture import Capture
 from osler.watch.experiments.labels import MAX_CLASSES, Probe, apart, coded, contradictions, dependence, hits
 from osler.watch.experiments.nested import leaves
 from osler.watch.experiments.rowset import (
+    FEWEST,
+    ITEMS,
     WIDE,
     Array,
     RowSet,
     features,
     held,
     labels,
+    made_of,
     matched,
     numeric,
     of_arrays,
-    of_collated,
     of_dataset,
+    parts,
 )
 from osler.watch.experiments.subject import Emit, figure
+from osler.watch.where import is_user
 
 NAMED = re.compile(r"^(y|t)(_?(tr|train|all|full|data))?$|label|target", re.I)
 
@@ -49,6 +54,8 @@ def _pairings(rows: RowSet, arrays: dict[str, Array]) -> Iterator[tuple[str, Arr
     alike = {name: a.reshape(-1) for name, a in arrays.items() if a.size == len(a) and _same_kind(rows, a.reshape(-1))}
     orders = {name: a for name, a in arrays.items() if a.ndim == 1 and a.dtype.kind in "iu" and len(a) >= n and np.array_equal(np.sort(a), np.arange(len(a)))}
     for name, y in [("", rows.y), *alike.items()][:12]:
+        if name and not _same_labels(y, rows.y):
+            continue  # labels of another task
         if name and len(y) == n and not np.array_equal(y, rows.y):
             yield name, y
         for order, p in list(orders.items())[:6]:
@@ -57,6 +64,11 @@ def _pairings(rows: RowSet, arrays: dict[str, Array]) -> Iterator[tuple[str, Arr
             for text, index in ((f"[{order}]", p), (f"[argsort({order})]", np.argsort(p))):
                 for part in {0, len(p) - n}:
                     yield f"{name}{text}", y[index][part:part + n]
+
+
+def _same_labels(y: Array, used: Array) -> bool:
+    n = len(used)
+    return np.array_equal(y[:n], used) or np.array_equal(y[-n:], used) or (len(y) == n and np.array_equal(np.sort(y), np.sort(used)))
 
 
 def _same_kind(rows: RowSet, y: Array) -> bool:
@@ -85,6 +97,8 @@ def label_dependence(capture: Capture, emit: Emit, seconds: float = 1.0) -> list
         row |= _paired(arrays, hits_in, target, capture)
     if train is not None and target is not None and (share := _kept(train, capture)) is not None:
         row["kept"] = figure(share)
+    if min(row.get("kept") or 1.0, 1.0 if row["paired"] is None else row["paired"]) < 0.9 and target is not None:
+        row["batch_z"] = _batch_alone(capture, target)
     if row["pair"] is None and train is None and target is None and hits_in:
         # A loss written by hand shows no target: take what goes by the name of one.
         named = [n for n, a in arrays.items() if len(a) == len(hits_in[0][1]) and a.size == len(a) and NAMED.match(n.split(".")[-1]) and n != hits_in[0][0]]
@@ -113,6 +127,29 @@ def label_dependence(capture: Capture, emit: Emit, seconds: float = 1.0) -> list
     if result is not None or row["pair"] is not None:
         emit({"name": "label-dependence", "seconds": round(perf_counter() - begin, 4), "at": None, **row})
     return [train, *others]
+
+
+def of_collated(loader: Any, seconds: float) -> RowSet | None:
+    """Rows of batches that the loader's own ``collate_fn`` makes of neighbouring items; ``None`` for torch's own."""
+    dataset, collate, size = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None), getattr(loader, "batch_size", None)
+    if not callable(collate) or not is_user(getattr(collate, "__code__", _NOTHING)) or not size or isinstance(dataset, IterableDataset) \
+            or dataset is None or not hasattr(dataset, "__len__"):
+        return None
+    xs: list[Array] = []
+    ys: list[Array] = []
+    begin = perf_counter()
+    for start in range(0, len(dataset) - size + 1, size):
+        found = [p for p in parts(collate([dataset[i] for i in range(start, start + size)])) if p.ndim and len(p) == size]
+        if len(found) < 2:
+            return None
+        xs.extend(found[0])
+        ys.extend(found[-1])
+        if len(xs) >= ITEMS or perf_counter() - begin > seconds:
+            break
+    return made_of(xs, ys, np.arange(len(xs)), len(dataset), type(dataset).__name__) if len(xs) >= FEWEST else None
+
+
+_NOTHING = compile("", "<osler>", "exec")
 
 
 def _read(loader: Any, seconds: float) -> RowSet | None:
@@ -147,6 +184,16 @@ def _paired(arrays: dict[str, Array], places: list[tuple[str, Array, npt.NDArray
                 found["chance"] = figure(chance)
                 found["batch"] = len(index)
     return found
+
+
+def _batch_alone(capture: Capture, target: Array, least: int = 24) -> float | None:
+    """Whether the batch's targets can be told from its own rows: then they are another task's, not another row's."""
+    inputs = next((t for _, t in leaves((capture.args, capture.kwargs)) if t.dim() >= 2 and t.device.type == "cpu"), None)
+    if inputs is None or len(inputs) != len(target) or len(inputs) < least:
+        return None
+    rows = of_arrays(numeric(inputs), target, "batch")  # type: ignore[arg-type]
+    found = dependence(rows, least) if rows is not None else None
+    return found[0]["z"] if found is not None else None
 
 
 def _kept(train: RowSet, capture: Capture) -> float | None:

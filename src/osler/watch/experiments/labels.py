@@ -109,11 +109,11 @@ def moved(rows: RowSet, chosen: npt.NDArray[np.int64], by: int) -> tuple[npt.NDA
     return rows.index[there] == rows.index[chosen] + by, rows.y[there]
 
 
-def dependence(rows: RowSet) -> tuple[dict[str, Any], Probe] | None:
+def dependence(rows: RowSet, least: int = FEWEST) -> tuple[dict[str, Any], Probe] | None:
     """Score of the pairing as it is, of random pairings, and of the neighbours' targets."""
     chosen = chosen_rows(rows)
     y = rows.y[chosen]
-    if len(chosen) < FEWEST or (rows.classes == 1) or rows.classes > MAX_CLASSES or not np.isfinite(rows.y).all() or (rows.classes == 0 and np.ptp(y) == 0):
+    if len(chosen) < least or (rows.classes == 1) or rows.classes > MAX_CLASSES or not np.isfinite(rows.y).all() or (rows.classes == 0 and np.ptp(y) == 0):
         return None
     probe = fit(rows, chosen)
     if probe is None:

@@ -5,6 +5,7 @@ Only ever used inside the forked copy. Nothing is drawn from a loader's iterator
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ LARGEST = 20_000_000
 BLOCKS = 8
 ITEMS = 1600
 WIDE = 4096
+TARGET = re.compile(r"label|target|^y$|class", re.I)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def parts(item: Any) -> list[Array]:
             found.append(np.asarray(value))
             continue
         if isinstance(value, dict):
-            queue[:0] = list(value.values())
+            queue[:0] = [v for _, v in sorted(value.items(), key=lambda pair: bool(TARGET.search(str(pair[0]))))]
         elif isinstance(value, list | tuple) and len(value) <= 12 and any(numeric(v) is not None or isinstance(v, list | tuple | dict) for v in value):
             queue[:0] = list(value)
         else:
@@ -138,7 +140,7 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
     quick = _tensors(dataset)
     if quick is not None:
         x, y, index = quick
-        made = _made(list(x[index]), list(y[index]), index, total, name)
+        made = made_of(list(x[index]), list(y[index]), index, total, name)
         every = labels(list(y)) if made is not None and len(y) < 200_000 else None
         return replace(made, all_y=every[0]) if made is not None and every is not None and every[0].ndim == made.y.ndim else made
     begin = perf_counter()
@@ -147,6 +149,9 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
     each = (perf_counter() - begin) / 2 + 1e-6
     if len(first) < 2 or len(again) != len(first):
         return None
+    # Items that end with their own number: the part before it is the target.
+    numbered = len(first) >= 3 and first[-1].size == 1 and again[-1].size == 1 and (int(first[-1].reshape(-1)[0]), int(again[-1].reshape(-1)[0])) == (0, 1) \
+        and [int(p[-1].reshape(-1)[0]) for p in (parts(dataset[7]), parts(dataset[23]))] == [7, 23]
     most = int(seconds / each)
     if most < FEWEST:
         return None
@@ -164,33 +169,10 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
         if len(found) != len(first):
             return None
         xs.append(found[0])
-        ys.append(found[-1])
+        ys.append(found[-2] if numbered else found[-1])
         if number & 63 == 63 and perf_counter() - begin > 1.5 * seconds:
             break
-    return _made(xs, ys, index[: len(xs)], total, name)
-
-
-def of_collated(loader: Any, seconds: float) -> RowSet | None:
-    """Rows of batches that the loader's own ``collate_fn`` makes of neighbouring items; ``None`` for torch's own."""
-    dataset, collate, size = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None), getattr(loader, "batch_size", None)
-    if not callable(collate) or not is_user(getattr(collate, "__code__", _NOTHING)) or not size or isinstance(dataset, IterableDataset) \
-            or dataset is None or not hasattr(dataset, "__len__"):
-        return None
-    xs: list[Array] = []
-    ys: list[Array] = []
-    begin = perf_counter()
-    for start in range(0, len(dataset) - size + 1, size):
-        found = [p for p in parts(collate([dataset[i] for i in range(start, start + size)])) if p.ndim and len(p) == size]
-        if len(found) < 2:
-            return None
-        xs.extend(found[0])
-        ys.extend(found[-1])
-        if len(xs) >= ITEMS or perf_counter() - begin > seconds:
-            break
-    return _made(xs, ys, np.arange(len(xs)), len(dataset), type(dataset).__name__) if len(xs) >= FEWEST else None
-
-
-_NOTHING = compile("", "<osler>", "exec")
+    return made_of(xs, ys, index[: len(xs)], total, name)
 
 
 def _tensors(dataset: Any) -> tuple[Array, Array, npt.NDArray[np.int64]] | None:
@@ -209,7 +191,7 @@ def _tensors(dataset: Any) -> tuple[Array, Array, npt.NDArray[np.int64]] | None:
     return x, y, np.arange(len(x)) if index is None else np.sort(index)
 
 
-def _made(xs: list[Array], ys: list[Array], index: Array, total: int, name: str) -> RowSet | None:
+def made_of(xs: list[Array], ys: list[Array], index: Array, total: int, name: str) -> RowSet | None:
     x, target = features(xs), labels(ys)
     if x is None or target is None or len(x) != len(target[0]) or x.shape[1] == 0:
         return None
@@ -278,7 +260,7 @@ def matched(capture: Capture, arrays: dict[str, Array]) -> Iterator[tuple[str, A
     if not inputs or (batch := _prints(inputs[0])) is None or len(np.unique(batch)) < 0.7 * len(batch):
         return
     width = inputs[0].numel() // inputs[0].shape[0]
-    fitting = sorted((item for item in arrays.items() if item[1].size // len(item[1]) == width), key=lambda item: -len(item[1]))
+    fitting = sorted((item for item in arrays.items() if item[1].size // len(item[1]) == width), key=lambda item: -len(item[1]))[:6]
     for name, array in fitting:
         if len(array) < len(batch) or (len(array) == len(batch) and len(fitting[0][1]) > len(batch)):
             continue
@@ -297,4 +279,4 @@ def _prints(tensor: torch.Tensor) -> Any:
 
 
 def of_arrays(x: Array, y: Array, name: str) -> RowSet | None:
-    return _made(list(x), list(y), np.arange(len(x)), len(x), name)
+    return made_of(list(x), list(y), np.arange(len(x)), len(x), name)
