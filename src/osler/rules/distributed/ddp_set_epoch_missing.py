@@ -10,7 +10,7 @@ from osler.core.window import Window
 from osler.rules.code_questions import quoted, spot
 from osler.rules.loaders import TRAIN, loaders, roles
 from osler.rules.ranks import group, rows
-from osler.rules.script import LOOPS, Loop, around, below_function, call_name, calls, words
+from osler.rules.script import LOOPS, Loop, around, below_function, call_name, calls, tree, words
 
 NEAR = 4
 
@@ -73,6 +73,8 @@ def told_epoch(window: Window, loader: Fact, begun: list[Fact], what: str, repea
     inner, outer = begun[0].at, epoch_loop(window, begun[0])
     near = inner is not None and outer is not None and inner.file == outer.file and 0 <= inner.line - outer.line <= NEAR
     at = inner if near or outer is None else outer
+    said = next((Location(at.file, c.lineno) for c in calls(tree(window, at.file), "set_epoch") if c.args and not words(c.args[0])), None) if at is not None else None
+    at = said or at  # a call that always says the same
     holder = {"sampler": "sampler", "batch_sampler": "batch sampler", "dataset": "data set"}[what]
     evidence = [Evidence(f"the {holder}'s epoch stayed the same over {len(begun)} passes that were looked at", "loader/epoch", value=float(len(begun)), threshold=2.0, samples=len(begun))]
     if count:

@@ -291,6 +291,20 @@ def install(session: Session, loaders: Loaders) -> None:
                 guard.failed("loader")
 
     base.__init__ = passing(iterator_init)
+    several = torch_loader._MultiProcessingDataLoaderIter
+    original_reset = several._reset
+
+    @functools.wraps(original_reset)
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        """Persistent workers: one iterator serves every pass."""
+        original_reset(self, loader, first_iter)
+        if not first_iter and guard.armed("loader"):
+            try:
+                loaders.begin(self, loader)
+            except Exception:
+                guard.failed("loader")
+
+    several._reset = passing(_reset)
     original_next = base.__next__
     tracer = loaders.training.tracer
 

@@ -1,4 +1,4 @@
-"""No modules at all: weights in a dictionary, a hand-written SGD update under no_grad."""
+"""No modules and no optimizer object: weights in a dictionary and a hand-written momentum update under no_grad."""
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_iris
@@ -9,6 +9,7 @@ x = torch.tensor(data.data, dtype=torch.float32)
 x = (x - x.mean(0)) / x.std(0)
 y = torch.tensor(data.target)
 params = {"w1": torch.randn(4, 16) * 0.5, "b1": torch.zeros(16), "w2": torch.randn(16, 3) * 0.25, "b2": torch.zeros(3)}
+speed = {k: torch.zeros_like(p) for k, p in params.items()}
 for p in params.values():
     p.requires_grad_()
 
@@ -20,8 +21,10 @@ def forward(p, x):
 for step in range(300):
     i = torch.randint(len(x), (25,))
     loss = F.cross_entropy(forward(params, x[i]), y[i])
-    grads = torch.autograd.grad(loss, list(params.values()))
+    loss.backward()
     with torch.no_grad():
-        for p, g in zip(params.values(), grads):
-            p -= 0.1 * g
+        for k, p in params.items():
+            speed[k].mul_(0.9).add_(p.grad)
+            p -= 0.03 * speed[k]
+            p.grad = None
 print(loss.item())
