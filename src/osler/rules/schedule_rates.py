@@ -28,14 +28,16 @@ from osler.rules.script import (
     LOOPS,
     around,
     calls,
+    function_around,
     place,
     trains,
     tree,
+    words,
 )
 from osler.rules.values import argument, call_at, decided, keyword_line
 
+PATIENT = re.compile(r"best|patien|plateau|bad_|no_improv|stall|stagn|wait", re.I)
 SEARCH = re.compile(r"lr_?find|find_?lr|range_?test|lr_?test|lr_?sweep|lr_?search", re.I)
-NICE = (0.9, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
 
 
 def solved(window: Window, loss_share: float = 0.1, accuracy: float = 0.97) -> bool:
@@ -67,7 +69,7 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
     head = int(np.flatnonzero(~low)[0])
     if tail >= share * len(low):
         at, fix, also = culprit(window, active, pace)
-        severity = "note" if solved(window) else "harmful"
+        severity = "note" if solved(window) or (not active and watches(window)) else "harmful"
         since = int(grid[len(grid) - tail])
         yield say(f"The learning rate is gone from step {since} of {int(grid[-1])} on: {full[-1]:.2g}, after a peak of {peak:.3g}", fix, at,
                   [Evidence(f"the last {tail / len(low):.0%} of the steps used less than {tiny:g} of the peak rate", "steps/lr", float(full[-1]), tiny * peak, len(lr))],
@@ -76,6 +78,17 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
         at, fix, also = culprit(window, active, pace)
         yield say(f"The learning rate is zero for the first {head} of {len(low)} steps", "Let the warm-up rise from its first step on.", at,
                   [Evidence(f"{head} steps changed nothing", "steps/lr", 0.0, peak, len(lr))], also=also, first=1, last=head)
+
+
+def watches(window: Window) -> bool:
+    """A rate that is cut by hand where a metric stops improving."""
+    for at, _ in rate_lines(window):
+        inside = around(window, at)
+        function = function_around(inside)
+        if any(PATIENT.search(ast.unparse(n.test)) for n in inside if isinstance(n, ast.If)) or (function is not None and any(PATIENT.search(w) for w in words(function)) and
+                                                                                                 len(list(ast.walk(function))) < 200):
+            return True
+    return False
 
 
 def one_rate(window: Window, every: Sequence[Schedule]) -> bool:
@@ -236,6 +249,8 @@ def without_effect(window: Window) -> Iterator[Finding]:
     for f in made:
         at = f.at
         module = tree(window, at.file) if at is not None else None
+        if sum(g.at == at for g in made) > 1:
+            continue
         if at is None or module is None or steps_taken(window).get(int(f["index"]), 0) < 20:
             continue
         names = {t.id if isinstance(t, ast.Name) else t.attr for n in ast.walk(module) if isinstance(n, ast.Assign) and n.lineno <= at.line <= (n.end_lineno or n.lineno)
