@@ -54,7 +54,7 @@ def argument_text(expander: Expander, node: ast.expr, place: Place, depth: int =
 
 def judged(term: Term, pattern: re.Pattern[str]) -> ast.Call | None:
     node = term.node
-    if isinstance(node, ast.Call) and (name := script.dotted(node.func) or "") and pattern.search(name.rsplit(".", 1)[-1]) and node.args:
+    if isinstance(node, ast.Call) and node.args and pattern.search(node.func.attr if isinstance(node.func, ast.Attribute) else script.dotted(node.func) or ""):
         return node
     return None
 
@@ -209,9 +209,19 @@ def closeness(expander: Expander, term: Term) -> int | None:
     return None
 
 
+def here(objective: Objective, term: Term) -> Location:
+    """The line of the objective's own function through which a term enters it."""
+    scope = objective.place.scope
+    if term.place.scope is scope:
+        return term.at
+    last = getattr(scope, "end_lineno", None) or 10**9
+    inside = [at for _, _, at in term.uses if at.file == objective.place.file and getattr(scope, "lineno", 0) <= at.line <= last]
+    return inside[-1] if inside else term.at
+
+
 def judge_name(term: Term, node: ast.Call | None = None) -> str:
     made = node if node is not None else judged(term, JUDGE)
-    return (script.dotted(made.func) or "").rsplit(".", 1)[-1].lower() if made is not None else ""
+    return ast.unparse(made.func).rsplit(".", 1)[-1].lower() if made is not None else ""
 
 
 def aim(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> int | None:
@@ -229,6 +239,10 @@ def aim(expander: Expander, node: ast.expr, place: Place, depth: int = 3) -> int
     if value is not None:
         return 1 if value > 0.5 else -1
     name = script.dotted(node) or ""
+    filled = [c for c in script.calls(place.scope, "fill_") if isinstance(c.func, ast.Attribute) and script.dotted(c.func.value) == name and c.lineno < place.before and c.args] if name else []
+    made = expander.assignments(name, place) if name else []
+    if filled and depth and (not made or filled[-1].lineno > made[-1].lineno):
+        return aim(expander, max(filled, key=lambda c: c.lineno).args[0], place, depth - 1)
     for inner, where, _ in (expander.expand(name, place) or ()) if name and depth else ():
         found = aim(expander, inner, where, depth - 1)
         if found is not None:
@@ -255,27 +269,33 @@ def pushes(expander: Expander, objective: Objective) -> list[Push]:
                 continue
             node, way = judged(leaf, JUDGE), level * term.sign
         if node is not None:
-            found.append(Push(judge_name(term, node), argument_text(expander, node.args[0], term.place), way, term.at))
+            found.append(Push(judge_name(term, node), argument_text(expander, node.args[0], term.place), way, here(objective, term)))
     return found
 
 
 def generator(expander: Expander, found: Sequence[Objective]) -> tuple[str, str, Location, str] | None:
     """The generator pushes its fakes the way the discriminator pushes them too."""
     every = [pushes(expander, o) for o in found]
+    lowered: list[Push] = []
+    raised: list[Push] = []
     for both in every:
-        fake = [p for p in both if any(FAKE.search(w) for w in p.argument.split())]
+        fake = [p for p in both if fakes(p)]
         real = [p for p in both if p not in fake]
-        if len(fake) != 1 or not real or len({p.way for p in real}) != 1:
-            continue
-        if fake[0].way == real[0].way:
-            return ("The discriminator pushes real and generated samples the same way", "Give real and generated samples opposite targets (or signs).", fake[0].at,
-                    "real and generated samples enter its objective with the same sign")
-        for other in every:
-            if other is both or len(other) != 1 or other[0].judge != fake[0].judge or not any(FAKE.search(w) for w in other[0].argument.split()):
-                continue
-            if other[0].way == fake[0].way:
-                usual = fake[0].way < 0
-                at = other[0].at if usual else fake[0].at
+        if len(fake) == 1 and real and len({p.way for p in real}) == 1:
+            if fake[0].way == real[0].way:
+                return ("The discriminator pushes real and generated samples the same way", "Give real and generated samples opposite targets (or signs).", fake[0].at,
+                        "real and generated samples enter its objective with the same sign")
+            lowered.append(fake[0])
+        elif len(both) == 1 and fake:
+            (lowered if "detach" in fake[0].argument.split() else raised).append(fake[0])
+    for mine in lowered:
+        for other in raised:
+            if other.judge == mine.judge and other.way == mine.way:
+                at = other.at if mine.way < 0 else mine.at
                 return ("Generator and discriminator push the scores of generated samples the same way", "The generator must raise what the discriminator lowers: give one of them the other sign (or target).",
-                        at, f"both objectives {'lower' if fake[0].way < 0 else 'raise'} the score of generated samples")
+                        at, f"both objectives {'lower' if mine.way < 0 else 'raise'} the score of generated samples")
     return None
+
+
+def fakes(push: Push) -> bool:
+    return any(FAKE.search(w) for w in push.argument.split())
