@@ -12,6 +12,7 @@ from osler.rules.loaders import dataset_line
 from osler.rules.ranks import (
     DRAWS_ORDER,
     RANK_WORD,
+    differing,
     drawing,
     everyone,
     group,
@@ -24,6 +25,7 @@ from osler.rules.ranks import (
     sampler_line,
     sharded_by_design,
     training_loaders,
+    wrapped,
 )
 from osler.rules.script import LOOPS, around, below_function, call_name, calls, function_around, origin, place, root
 
@@ -51,6 +53,8 @@ def check(window: Window, *, least_rows: int = 16, least_steps: int = 3, same: f
     ranks = everyone(window)
     if sharded_by_design(ranks) or not all(map(reduces, ranks)):
         return
+    if not wrapped(window) and any(differing(ranks).values()):
+        return  # each rank holds weights of its own: no data parallelism
     equal, looked = same_batches(ranks)
     if looked >= 2 and equal < 0.5 * looked:
         yield from whole_passes(window, ranks, least_rows, least_share)

@@ -92,6 +92,9 @@ def now_and_then(window: Window, parameters_total: int) -> bool:
     if of_kind(window, "gradient"):
         return False
     direct = of_kind(window, "parameter", after=1)
+    written = any(f.get("outside") for f in window.facts("parameter-print"))
+    if written and not wrapped(window) and any(int(f.get("last_step") or 0) > 0 for f in collectives(window)):
+        return True  # averaged as state dictionaries
     other = [f for f in of_kind(window, "flat", "like a parameter", after=1) if not kinds(f)["parameter"]]
     rare = [f for f in other if int(f.get("calls") or 0) < 0.7 * window.n_steps * (1 if kinds(f)["flat"] else max(parameters_total, 1))]
     return bool(direct or rare)

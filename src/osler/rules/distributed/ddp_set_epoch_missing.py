@@ -10,7 +10,7 @@ from osler.core.window import Window
 from osler.rules.code_questions import quoted, spot
 from osler.rules.loaders import TRAIN, loaders, roles
 from osler.rules.ranks import group, rows
-from osler.rules.script import LOOPS, Loop, around, below_function, call_name, calls, tree, words
+from osler.rules.script import LOOPS, Loop, around, below_function, calls, tree, words
 
 NEAR = 4
 
@@ -102,10 +102,9 @@ def reseeded(window: Window) -> Iterator[Finding]:
             arguments = [*call.args, *(k.value for k in call.keywords)]
             if not arguments or any(words(a) & changing for a in arguments):
                 continue
-            drawn = [c for c in calls(loop, *ORDERING) if c.lineno >= call.lineno]
-            inner = [s for s in heads if s is not loop and s.lineno > loop.lineno]
-            within = any(s.lineno <= call.lineno <= (s.end_lineno or 0) for s in inner)
-            if drawn and not within and call_name(drawn[0]) != "seed":
+            batches = next(s for s in heads if s is not loop and s.lineno > loop.lineno)
+            drawn = [c for c in calls(loop, *ORDERING) if call.lineno <= c.lineno <= batches.lineno]
+            if drawn:
                 at = Location(backward.at.file, call.lineno)
                 yield Finding(
                     "ddp-set-epoch-missing", "suspected", "harmful", "the order of the rows is drawn from the same seed in every epoch",

@@ -31,7 +31,7 @@ from osler.watch.trace import tensors_in
 from osler.watch.where import construction_line, is_user, user_line, user_location
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
-               "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "all_reduce_coalesced", "batch_isend_irecv")
+               "all_to_all", "all_to_all_single", "all_gather_object", "gather_object", "broadcast_object_list", "send", "recv", "isend", "irecv", "all_reduce_coalesced", "batch_isend_irecv")
 PARAMETERS, ELEMENTS, CALLS, ROWS, LINES = 200, 4096, 8, 32, 60
 
 
@@ -46,6 +46,8 @@ class Ranks:
         self.counts: dict[int, int] = {}
         self.handles: list[Any] = []
         self.printed: dict[int, int] = {}
+        self.left: dict[int, tuple[int, int]] = {}
+        self.outside: dict[int, int] = {}
         self.depth = self.calls = 0
         self.seen: list[tuple[int, str]] = []
         self.rows: list[str] = []
@@ -170,7 +172,10 @@ class Ranks:
             self.seen.append((count, str(total)))
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        done = self.counts.get(id(optimizer), 0)
+        key = id(optimizer)
+        done = self.counts.get(key, 0)
+        if done and self.left.get(key) != state(optimizer):
+            self.outside[key] = self.outside.get(key, 0) + 1
         if done == 0:
             self.write(optimizer, 0)
         if self.hooks.attached("ranks"):
@@ -180,7 +185,9 @@ class Ranks:
                 self.session.fact("rank-step", at, **self.row, number=self.session.step + 1, calls=self.seen, rows=self.rows)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        count = self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
+        key = id(optimizer)
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        self.left[key] = state(optimizer)
         if spaced(count):
             self.write(optimizer, count)
         if spaced(self.session.step + 1) or self.session.step == 2:
@@ -198,7 +205,7 @@ class Ranks:
         values = [fingerprint(p) for p in chosen]
         self.printed[id(optimizer)] = count
         self.session.fact("parameter-print", loop.at, optimizer=loop.index, number=count, values=values, shapes=[list(p.shape) for p in chosen],
-                          uids=[self.session.registry.uid(p) for p in chosen], total=len(parameters), sharded=any(_sharded(p) for p in chosen))
+                          uids=[self.session.registry.uid(p) for p in chosen], total=len(parameters), sharded=any(_sharded(p) for p in chosen), outside=self.outside.get(id(optimizer), 0))
         self.session.own += perf_counter() - start
 
     def stop(self) -> None:
@@ -219,6 +226,12 @@ class Ranks:
                 self.write(optimizer, count)
         for row in self.lines.values():
             self.session.fact("collective", row["at"], **{k: v for k, v in row.items() if k != "at"})
+
+
+def state(optimizer: Optimizer) -> tuple[int, int]:
+    """Changes when something else than the optimizer writes its first parameter: version and place."""
+    parameter = optimizer.param_groups[0]["params"][0]
+    return parameter._version, parameter.data_ptr()
 
 
 def fingerprint(parameter: torch.Tensor) -> float | None:
