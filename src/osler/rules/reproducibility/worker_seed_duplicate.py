@@ -246,8 +246,9 @@ def constant_seed(source: set[str], cls: ast.ClassDef) -> bool:
 
 def reads_data(item: Function, index: set[str]) -> bool:
     """The item is read from something stored (`self.x[i]`), not made up."""
-    local = derived(item, index)
-    return any(isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute | ast.Name) and local & words(n.slice) for n in ast.walk(item)) or any(
+    local, made = derived(item, index), bound(item)
+    return any(isinstance(n, ast.Subscript) and local & words(n.slice) and (isinstance(n.value, ast.Attribute) or (isinstance(n.value, ast.Name) and n.value.id not in made))
+               for n in ast.walk(item)) or any(
         call_name(c) in ("open", "load", "imread", "read_image", "__getitem__") for c in calls(item))
 
 
