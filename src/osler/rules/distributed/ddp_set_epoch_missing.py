@@ -107,7 +107,7 @@ def reseeded(window: Window) -> Iterator[Finding]:
             if drawn:
                 at = Location(backward.at.file, call.lineno)
                 yield Finding(
-                    "ddp-set-epoch-missing", "suspected", "harmful", "the order of the rows is drawn from the same seed in every epoch",
+                    "ddp-set-epoch-missing", "certain", "harmful", "the order of the rows is drawn from the same seed in every epoch",
                     f"Let the seed depend on the epoch: {quoted(window, at, 'the line that seeds it')}.",
                     Where.at(at, also=(f"{at.file}:{drawn[0].lineno}", f"{at.file}:{loop.lineno}")), first_step=0,
                     evidence=(Evidence(f"the seed at line {at.line} does not depend on the loop at line {loop.lineno}, and the order drawn at line {drawn[0].lineno} does not either",
