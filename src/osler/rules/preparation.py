@@ -48,8 +48,11 @@ def input_line(window: Window, at: Location | None) -> Location | None:
         if isinstance(given, ast.Name | ast.Subscript | ast.Attribute | ast.Call | ast.BinOp) and not called_inside(given):
             return follow(window, at, given, 0)
     for node in spanning(window, at, ast.BinOp):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            return follow(window, at, node.left, 0)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult | ast.Mult):
+            for side in (node.left, node.right):
+                made = follow(window, at, side, 0)
+                if made is not None and not re.search(r"requires_grad|Parameter", window.line(made.file, made.line)):
+                    return made
     return from_loader(window, 0, 10)
 
 
