@@ -54,7 +54,7 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
     total = window.n_steps
     if not one_rate(window, every):
         return
-    if len(lr) < 10 or total < least or in_turn(window) or not lr.max() > 0 or np.diff(np.r_[step, window.steps["step"][-1]]).max() > 0.3 * total:
+    if len(lr) < 10 or total < least or in_turn(window) or not lr.max() > 0:
         if len(lr) >= 10 and not lr.max() > 0:
             yield from _all_zero(window, every, lr)
         return
@@ -62,22 +62,20 @@ def gone(window: Window, every: Sequence[Schedule], pace: Rhythm | None, *, tiny
     if any(s.fact.get("metric") for s in active) and not (len(active) == 1 and _hasty(window, active[0])):
         return
     peak = float(lr.max())
-    grid = np.arange(int(step[0]), int(step[-1]) + 1)
-    full = lr[np.minimum(np.searchsorted(step, grid, "right") - 1, len(lr) - 1)]
-    low = full <= tiny * peak
-    tail = len(low) - 1 - int(np.flatnonzero(~low)[-1]) if (~low).any() else 0
-    head = int(np.flatnonzero(~low)[0])
-    if tail >= share * len(low):
+    low = lr <= tiny * peak
+    high = np.flatnonzero(~low)
+    last, end = int(step[-1]), int(window.steps["step"][-1])
+    late, early = step[high[-1] + 1:], step[: high[0]]  # watched steps after the last and before the first rate that counts
+    if len(late) >= 4 and last >= 0.6 * end and end - late[0] >= share * end:
         at, fix, also = culprit(window, active, pace)
         severity = "note" if solved(window) or (not active and watches(window)) else "harmful"
-        since = int(grid[len(grid) - tail])
-        yield say(f"The learning rate is gone from step {since} of {int(grid[-1])} on: {full[-1]:.2g}, after a peak of {peak:.3g}", fix, at,
-                  [Evidence(f"the last {tail / len(low):.0%} of the steps used less than {tiny:g} of the peak rate", "steps/lr", float(full[-1]), tiny * peak, len(lr))],
-                  severity, "certain", also=also, first=since, last=int(grid[-1]))
-    elif head >= max(share * len(low), 20) and full[:head].max() <= 1e-6 * peak:
+        yield say(f"The learning rate is gone from step {late[0]} of {end} on: {lr[-1]:.2g}, after a peak of {peak:.3g}", fix, at,
+                  [Evidence(f"the last {1 - late[0] / end:.0%} of the steps used less than {tiny:g} of the peak rate", "steps/lr", float(lr[-1]), tiny * peak, len(lr))],
+                  severity, "certain", also=also, first=int(late[0]), last=end)
+    elif len(early) >= 10 and early[-1] >= max(share * end, 20) and lr[: high[0]].max() <= 1e-6 * peak:
         at, fix, also = culprit(window, active, pace)
-        yield say(f"The learning rate is zero for the first {head} of {len(low)} steps", "Let the warm-up rise from its first step on.", at,
-                  [Evidence(f"{head} steps changed nothing", "steps/lr", 0.0, peak, len(lr))], also=also, first=1, last=head)
+        yield say(f"The learning rate is zero for the first {early[-1]} of {end} steps", "Let the warm-up rise from its first step on.", at,
+                  [Evidence(f"{early[-1]} steps changed nothing", "steps/lr", 0.0, peak, len(lr))], also=also, first=1, last=int(early[-1]))
 
 
 def watches(window: Window) -> bool:
