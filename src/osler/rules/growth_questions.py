@@ -82,6 +82,12 @@ def resident(window: Window) -> tuple[float, float] | None:
     return (rss[0] / 2**20, rss[-1] / 2**20) if len(rss) >= 2 and rss[0] else None
 
 
+def wasted(window: Window) -> str:
+    """Severity of kept memory: ``wasteful``, and ``fatal`` where the run ended for want of memory."""
+    said = any("out of memory" in str(f.get("message")).lower() or f.get("type") == "MemoryError" for f in window.facts("exception"))
+    return "fatal" if said or (window.end is not None and window.end.out_of_memory) else "wasteful"
+
+
 def last_name(node: ast.AST | None) -> str | None:
     """``seen`` for ``self.seen``, ``history`` for ``history["out"]``, ``x`` for ``x``."""
     while isinstance(node, ast.Subscript | ast.Starred):

@@ -102,7 +102,8 @@ def step_line(window: Window, stack: tuple[Location, ...]) -> Location | None:
             if isinstance(loop, LOOPS) and is_step_loop(window, frame.file, loop):
                 if frame.line < loop.body[0].lineno:
                     return None
-                return frame if not any(isinstance(s, ast.If) and rare(s.test) for s in inner[i:]) else None
+                skipped = any(isinstance(s, ast.If) and rare(s.test) and isinstance(s.body[-1], ast.Continue) and s.lineno < frame.line for s in loop.body)
+                return frame if not skipped and not any(isinstance(s, ast.If) and rare(s.test) for s in inner[i:]) else None
         if any(isinstance(s, ast.If) and rare(s.test) for s in inner):
             return None
         if frame.function in BY_FRAMEWORK:

@@ -10,7 +10,7 @@ from osler.core.rule import rule
 from osler.core.trace import Op
 from osler.core.window import Window
 from osler.rules.code_questions import quoted
-from osler.rules.growth_questions import Container, bounded_each_step, containers, resident, sites
+from osler.rules.growth_questions import Container, bounded_each_step, containers, resident, sites, wasted
 from osler.rules.script import FUNCTIONS, around, evaluation_block, function_around, training_functions, trains
 from osler.rules.stack_questions import innermost
 from osler.rules.wiring.hidden_state_not_detached import SECOND_TIME, growing, readers
@@ -56,7 +56,7 @@ def sums(window: Window) -> Iterator[Finding]:
             if at is None:
                 continue
             ended = next((f for f in window.facts("exception") if SECOND_TIME in str(f.get("message"))), None)
-            severity = "fatal" if ended is not None else "harmful" if growing(window, 3.0) is not None else "wasteful"
+            severity = "fatal" if ended is not None else "harmful" if growing(window, 3.0) is not None else wasted(window)
             yield told(window, at, f"`{op.name}` takes a tensor of the step before, which still carries its graph, and its result carries both",
                        "trace", op.at, severity)
             return
@@ -81,10 +81,10 @@ def accumulates(window: Window, op: Op) -> Location | None:
     return op.at
 
 
-def told(window: Window, at: Location, evidence: str, signal: str, other: Location | None = None, severity: str = "wasteful", value: float | None = None) -> Finding:
+def told(window: Window, at: Location, evidence: str, signal: str, other: Location | None = None, severity: str | None = None, value: float | None = None) -> Finding:
     grown = resident(window)
     return Finding(
-        "loss-graph-retained", "certain", severity, "A tensor is kept across steps together with its autograd graph",
+        "loss-graph-retained", "certain", severity or wasted(window), "A tensor is kept across steps together with its autograd graph",
         f"Keep its value only, .item() or .detach(): {quoted(window, at, 'this line')}.",
         Where.at(at, also=(str(other),) if other is not None and other.line != at.line else ()), first_step=1,
         evidence=(Evidence(evidence, signal, value), *((Evidence(f"resident memory was {grown[0]:.0f} MB at the start and {grown[1]:.0f} MB at the end", "growth", grown[1]),)
@@ -104,7 +104,7 @@ def collected(window: Window, looks: int) -> Iterator[Finding]:
         at = inside[0].at
         seldom = c.rate < 0.2
         yield told(window, at, f"{c.name} grew from {c.lens[0]} to {c.lens[-1]} entries by step {c.steps[-1]}; the newest one ({c.element}) carries a graph", "growth",
-                   severity="note" if seldom and c.lens[-1] < 50 else "wasteful", value=float(c.lens[-1]))
+                   severity="note" if seldom and c.lens[-1] < 50 else wasted(window), value=float(c.lens[-1]))
 
 
 def within_step(window: Window, at: Location, c: Container) -> bool:

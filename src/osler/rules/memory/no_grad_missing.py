@@ -11,8 +11,8 @@ from osler.core.window import Window
 from osler.rules.code_questions import grad_switch, quoted
 from osler.rules.curve import modules
 from osler.rules.evaluation.eval_mode_missing import judging_blocks
-from osler.rules.graph_questions import copies, criteria
-from osler.rules.growth_questions import resident
+from osler.rules.graph_questions import TEACHER, copies, criteria
+from osler.rules.growth_questions import resident, wasted
 from osler.rules.loaders import SAYS_VALIDATION
 from osler.rules.script import (
     FUNCTIONS,
@@ -31,10 +31,9 @@ from osler.rules.script import (
     trains,
     words,
 )
-from osler.rules.stack_questions import times
+from osler.rules.stack_questions import step_line, times
 
 NEEDS_GRAD = frozenset(("backward", "grad", "jacobian", "hessian", "vjp", "jvp", "functional_call", "requires_grad_", "enable_grad", "hvp", "vhp", "jacrev", "hessian_vector_product"))
-TEACHER = re.compile(r"(^|_)(teacher|target\w*|tgt|ema\w*|old|ref\w*|frozen|momentum|momentum_encoder|shadow|avg|mean_teacher|encoder_k|key_encoder|prior_net|tnet)(_|$|\d)", re.I)
 
 
 @rule("no-grad-missing", "memory")
@@ -71,7 +70,7 @@ def check(window: Window) -> Iterator[Finding]:
         grown = resident(window)
         small = forwards <= 1 and part < 0.05
         yield Finding(
-            "no-grad-missing", "certain", "note" if small else "wasteful", "An evaluation builds autograd graphs that nobody uses",
+            "no-grad-missing", "certain", "note" if small else wasted(window), "An evaluation builds autograd graphs that nobody uses",
             f"Put it under torch.no_grad() (or inference_mode): {quoted(window, head, 'this evaluation')}.",
             Where.at(head, also=(str(at),) if at.line != head.line else ()),
             evidence=(evidence, *((Evidence(f"{part:.0%} of the time was spent in it", "time", part),) if part >= 0.01 else ()),
@@ -92,8 +91,8 @@ def phases(window: Window) -> Iterator[tuple[Location, int, Evidence]]:
             continue
         for row in phase.get("roots") or ():
             at = place(row.get("at")) or phase.at
-            if row.get("grad") and not row.get("training") and at is not None:
-                n = int(row.get("forwards") or 0)
+            n = int(row.get("forwards") or 0)
+            if row.get("grad") and not row.get("training") and at is not None and not (n <= 1 and step_line(window, (at,)) is not None):
                 yield at, n, Evidence(f"{n} forward pass{'es' * (n != 1)} in evaluation mode with gradients on, first at {at}", "phase", float(n), 0.0, n)
 
 
@@ -182,7 +181,7 @@ def teachers(window: Window) -> Iterator[Finding]:
         hit = [p for p in own if p["uid"] in reached]
         if not hit or any(p.get("optimizer") is not None for p in own):
             continue
-        at = teacher_call(window, root, {i for i, m in every.items() if m.get("root") == root}, root in shadows)
+        at = teacher_call(window, {i for i, m in every.items() if m.get("root") == root}, {int(p["uid"]) for p in own}, root in shadows)
         if at is None or off(window, at):
             continue
         n = len(hit)
@@ -193,7 +192,7 @@ def teachers(window: Window) -> Iterator[Finding]:
             treatment="no-grad", explains=("optimizer-wrong-params", "grad-not-cleared", "unused-module", "frozen-params"))
 
 
-def teacher_call(window: Window, root: object, ids: set[int], shadow: bool) -> Location | None:
+def teacher_call(window: Window, ids: set[int], own: set[int], shadow: bool) -> Location | None:
     """The line that runs the model, if its inputs need no gradient and it is a copy or named after a teacher."""
     for trace in window.traces:
         ops = [op for op in trace.ops if op.module in ids and op.grad and not op.name.startswith("@")]
@@ -201,7 +200,7 @@ def teacher_call(window: Window, root: object, ids: set[int], shadow: bool) -> L
             continue
         made = {t for op in ops for t in op.outs}
         given = {t for op in ops for t in op.ins} - made
-        if any(trace.tensors[t].requires_grad and trace.tensors[t].uid < 0 for t in given):
+        if any(trace.tensors[t].requires_grad and trace.tensors[t].uid not in own for t in given):
             return None
         function = {s.name for f in window.sources for s in ast.walk(parse(window.sources[f]) or ast.Module([], [])) if isinstance(s, FUNCTIONS) and s.name == "forward"}
         at = next((f for f in ops[0].lines if f.function not in function and f.function != "forward"), None)

@@ -8,7 +8,7 @@ from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.code_questions import quoted
-from osler.rules.growth_questions import Container, Site, bounded, containers, keyed_by_index, resident, sites
+from osler.rules.growth_questions import Container, Site, bounded, containers, keyed_by_index, resident, sites, wasted
 from osler.rules.loaders import loaders
 from osler.rules.script import FUNCTIONS, call_name, calls, parse
 from osler.rules.stack_questions import step_loops
@@ -139,7 +139,7 @@ def cached(window: Window, name: str) -> Location | None:
 def finding(window: Window, c: Container, severity: str, at: Location, what: str) -> Finding:
     grown = resident(window)
     return Finding(
-        "python-memory-leak", "measured", severity, f"{c.name} ({c.type}) grows and is never emptied: {what}",
+        "python-memory-leak", "measured", wasted(window) if severity == "wasteful" else severity, f"{c.name} ({c.type}) grows and is never emptied: {what}",
         f"Bound it, empty it once an epoch, or keep numbers only: {quoted(window, at, 'this line')}.", Where.at(at), first_step=c.steps[0], last_step=c.steps[-1],
         evidence=(Evidence(f"length {c.lens[0]} at step {c.steps[0]}, {c.lens[-1]} at step {c.steps[-1]}, as fast at the end as before", "growth", float(c.lens[-1]), float(c.lens[0]), len(c.lens)),
                   *((Evidence(f"resident memory was {grown[0]:.0f} MB at the start and {grown[1]:.0f} MB at the end", "growth", grown[1]),) if grown else ())))

@@ -47,12 +47,14 @@ class Loading:
     def samples(self) -> int:
         return sum(r.samples for r in self.rows)
 
-    def hottest(self) -> list[tuple[Location, float, list[Row]]]:
-        """The user's lines that the loader spent its time on, most first; the line of the loop itself (collation, workers) is left out."""
+    def hottest(self, outer: bool = False) -> list[tuple[Location, float, list[Row]]]:
+        """The user's lines that the loader spent its time on, most first: the innermost ones or (``outer``) those of the function that
+        the loader calls. The line of the loop itself (collation, workers) is left out."""
         found: dict[Location, list[Row]] = {}
         for row in self.rows:
             if len(row.stack) > 1:
-                found.setdefault(row.stack[0], []).append(row)
+                place = next((f for f in reversed(row.stack[:-1]) if not f.function.startswith("<")), row.stack[0]) if outer else row.stack[0]
+                found.setdefault(place, []).append(row)
         return sorted(((at, sum(r.seconds for r in rows), rows) for at, rows in found.items()), key=lambda item: -item[1])
 
 

@@ -81,7 +81,7 @@ def check(window: Window, *, share: float = 0.1, least: float = 0.03) -> Iterato
         if part < floor or samples < 3:
             continue
         found = True
-        yield finding(window, at, what, part, samples, "measured", "wasteful" if part >= limit else "note", loop_seconds, share, group)
+        yield finding(window, at, what, part, samples, "measured", "wasteful" if part >= limit and samples > 5 else "note", loop_seconds, share, group)
     if not found:
         yield from written(window)
 
@@ -181,7 +181,7 @@ def written(window: Window) -> Iterator[Finding]:
             at = Location(file, node.lineno)
             inner = below_function(around(window, at))
             inside = inner[next((i for i, s in enumerate(inner) if s is loop), 0) + 1:]
-            if any(isinstance(s, ast.If | ast.Try) for s in inside) or any(node in ast.walk(part) for part in header(loop)):
+            if step_line(window, (at,)) is None or any(isinstance(s, ast.If | ast.Try) for s in inside) or any(node in ast.walk(part) for part in header(loop)):
                 continue
             function = function_named(window, file, call_name(node))
             what = to_file(node) or next((w for c in calls(function) if (w := to_file(c)) and not conditional(function, c)), None)

@@ -11,12 +11,13 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.code_questions import quoted, spot
 from osler.rules.script import FUNCTIONS, LOOPS, around, below_function, call_name, calls, function_around
+from osler.rules.stack_questions import Row
 from osler.rules.throughput.loading import experiment, loading, names_at, per_item, training_loader
 
 READS = re.compile(r"^(read_\w+|load|loads|loadtxt|genfromtxt|open|imread|safe_load|fromfile|read|readlines|read_text|reader|DictReader|load_\w+|memmap|iterrows|parse|unpickle|decompress)$")
 COMPUTES = re.compile(r"^(sort|sorted|argsort|unique|fft\w*|rfft\w*|stft|spectrogram|melspectrogram|resize|interpolate|sub|findall|split|tokenize|encode|decode|deepcopy|median|quantile|cdist|svd|eig\w*|"
                       r"inv|solve|lstsq|convolve|filter|gaussian_filter|rotate|zoom|histogram|corrcoef|std|mean|normalize|query|merge|groupby|isin|where)$")
-WAITING = ("connection.py", "selectors.py", "queues.py", "threading.py", "popen_fork.py")
+Hot = tuple[Location, float, list[Row]]
 
 
 @rule("slow-dataset", "throughput")
@@ -59,12 +60,18 @@ def check(window: Window, *, share: float = 0.3, note: float = 0.15, item: float
         return
     at, seconds, _rows = hot[0]
     inside = sum(h[1] for h in hot)
-    busy = min(1.0, found.cpu / max(found.seconds, 1e-9))  # a crowded machine makes everything look dear
+    size = int((loader.get("batch_size") if loader is not None else None) or 1)
+    long = took is not None and took * size > 5e-3
+    busy = min(1.0, found.cpu / max(found.seconds, 1e-9)) if long else 1.0  # a crowded machine makes long batches look longer
     lately = took * busy * inside / found.seconds if took is not None else None
     per_batch = "collate" in at.function
     if (lately is not None and lately < (item / 8 if per_batch else item)) or inside < 0.5 * found.seconds:
         return
     why, sure = reason(window, at, known, item)
+    for other, part, _ in found.hottest(outer=True) if not sure else ():
+        if part > 0.25 * inside and reason(window, other, known, item)[1]:
+            at, seconds, (why, sure) = other, part, reason(window, other, known, item)
+            break
     severity = "wasteful" if found.share >= share and sure else "note"
     text = f"{found.share:.0%} of {found.told.seconds:.1f} s went into the loader, {seconds / max(found.seconds, 1e-9):.0%} of that into this line"
     yield Finding(
@@ -72,6 +79,12 @@ def check(window: Window, *, share: float = 0.3, note: float = 0.15, item: float
         f"Do it once, before training, and keep the result: {quoted(window, at, 'this line')}.",
         Where.at(at, also=tuple(str(h[0]) for h in hot[1:3] if h[1] > 0.15 * inside)),
         evidence=(Evidence(text, "time", found.share, share, found.samples), *repeated(known)))
+
+
+def place(window: Window, inner: list[Hot], outer: list[Hot]) -> Hot:
+    """The line to change: the hottest innermost one where it reads or computes, else the hottest of the function that the loader calls."""
+    names = names_at(window, inner[0][0])
+    return inner[0] if any(READS.match(n) or COMPUTES.match(n) for n in names) or inner[0][1] > 0.8 * outer[0][1] else outer[0]
 
 
 def reason(window: Window, at: Location, known: dict[str, Any], item: float) -> tuple[str, bool]:
