@@ -14,7 +14,7 @@ from osler.rules.objective import LIBRARIES, Expander, Objective, Place, Term
 from osler.rules.terms import base, constructed, meaning, meanings
 
 JUDGE = re.compile(r"^(d|disc|discriminator|critic|netd|d_net|dis|dnet|score_net|d_model)$", re.I)
-CRITIC = re.compile(r"^(q\d?|critic\d?|qf\d?|q_?net\d?|critic_?net\d?|q_?func(tion)?|value_?net)$", re.I)
+CRITIC = re.compile(r"^(q\d?|q\d?_forward|critic\d?|qf\d?|q_?net\d?|critic_?net\d?|q_?func(tion)?|value_?net)$", re.I)
 ACTOR = re.compile(r"actor|policy|^pi$|^mu$|^act|new_action|pred_action|pi_action", re.I)
 FAKE = re.compile(r"fake|gen|^g$|netg|^x_?hat$|synth|sample|^g_", re.I)
 REAL = re.compile(r"real|^x$|^xb$|data|true|batch|imgs?$|^images$", re.I)

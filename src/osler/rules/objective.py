@@ -22,9 +22,11 @@ LINEAR = frozenset(("detach", "item", "mean", "sum", "nanmean", "nansum", "squee
                     "fsum", "take_along_dim", "average", "as_tensor", "nan_to_num", "values"))
 GROWING = frozenset(("relu", "softplus", "exp", "log", "log1p", "expm1", "sqrt", "sigmoid", "tanh", "logsigmoid", "clamp", "clamp_min", "clip", "max", "min", "amax", "amin",
                      "maximum", "minimum", "logsumexp", "median", "quantile", "topk", "clamp_max", "where", "leaky_relu", "hinge"))
-LIBRARIES = frozenset(("torch", "F", "nn", "np", "functional", "optim", "distributions", "special", "linalg", "math", "jnp", "numpy"))
+SPEAKING = re.compile(r"entropy|log_?prob|logp|(^|_)kl|loss|likelihood", re.I)
+"""Names that say what an opaque call returned."""
+LIBRARIES = frozenset(("torch", "th", "F", "nn", "np", "functional", "optim", "distributions", "special", "linalg", "math", "jnp", "numpy"))
 NO_GRADIENT = frozenset(("detach", "item", "numpy", "tolist"))
-SCALARS = re.compile(r"^(T|alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|ratio|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
+SCALARS = re.compile(r"^(T|alpha|beta|gamma|lam|lamb|lambda_?|lmbda|lambd|coef|coeff|weight|scale|temp|temperature|tau|eps|epsilon|anneal|warm|kl_w|w|c|k|n|eta|rho|mu_w)$"
                      r"|coef|lambda|weight$|_w$|^w_|beta|alpha|scale$|ramp|anneal|_lam$|^lam_|^lam\d?$|_c\d?$", re.I)
 
 
@@ -351,7 +353,11 @@ class Expander:
                             picked = next((v for k, v in zip(value.keys, value.values, strict=True) if isinstance(k, ast.Constant) and k.value == index), value)
                         yield from self.walk(picked, where, here, depth - 1)
                     return
-                yield replace(here, node=inner)
+                if here.trail and SPEAKING.search(here.trail[-1]):
+                    line = here.uses[-1][2].line if here.uses and here.uses[-1][2].file == place.file else inner.lineno
+                    yield replace(here, node=ast.Name(id=here.trail[-1], ctx=ast.Load(), lineno=line, col_offset=0, end_lineno=line, end_col_offset=0))
+                else:
+                    yield replace(here, node=inner)
                 return
         yield from self.walk(node.value, place, here, depth - 1)
 
@@ -463,6 +469,8 @@ def objectives(window: Window, expander: Expander | None = None) -> list[Objecti
                 root = node.args[0] if foreign else base
             elif isinstance(node, ast.Return) and isinstance(scope, ast.FunctionDef) and scope.name in ("training_step", "compute_loss") and owner is not None:
                 root = node.value
+                if isinstance(root, ast.Call) and script.call_name(root) in ("OrderedDict", "dict"):
+                    root = next((k.value for k in root.keywords if k.arg == "loss"), root.args[0] if root.args else root)
                 if isinstance(root, ast.Dict):
                     root = next((v for k, v in zip(root.keys, root.values, strict=True) if isinstance(k, ast.Constant) and k.value == "loss"), None)
                 if isinstance(root, ast.IfExp):

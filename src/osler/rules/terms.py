@@ -143,7 +143,7 @@ def call(expander: Expander, term: Term, node: ast.Call) -> list[Meaning]:
     if isinstance(node.func, ast.Call):
         name = script.call_name(node.func)
     if name in ("abs", "square", "pow", "norm", "l1_norm") or name in DISTANCES:
-        inner = node.func.value if isinstance(node.func, ast.Attribute) and script.root(node.func) not in (None, "torch", "F", "nn", "np") and name not in DISTANCES - {"norm"} \
+        inner = node.func.value if isinstance(node.func, ast.Attribute) and script.root(node.func) not in (None, "torch", "th", "F", "nn", "np") and name not in DISTANCES - {"norm"} \
             and not (isinstance(node.func.value, ast.Name) and node.func.value.id in ("torch", "F")) else node.args[0] if node.args else None
         if inner is not None and name not in DISTANCES - {"norm"}:
             return [Meaning("square" if difference(expander, inner, term.place) else "penalty", 1, term)]
@@ -183,6 +183,9 @@ def call(expander: Expander, term: Term, node: ast.Call) -> list[Meaning]:
 def probability(expander: Expander, node: ast.Call, place: Place) -> bool:
     """Whether a logarithm is taken of a probability, to judge by names and by the functions that made it."""
     words = set(script.words(node)) - {"torch", "log"}
+    ratio_of = next((a for a in node.args if isinstance(a, ast.BinOp) and isinstance(a.op, ast.Div)), None)
+    if ratio_of is not None and any(w in ("pos", "positive", "pos_sim", "pos_exp", "numerator") for w in script.words(ratio_of.left)):
+        return True
     for n in ast.walk(node):
         if isinstance(n, ast.Name):
             for inner, _, _ in expander.expand(n.id, place) or ():
