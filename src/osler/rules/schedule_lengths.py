@@ -153,6 +153,13 @@ def remarks(window: Window, s: Schedule, pace: Rhythm | None) -> Iterator[Findin
     if s.early == 1 and s.calls >= 3 and not s.fact.get("metric") and not window.facts("load-state-dict"):
         yield say(f"{s.kind}.step() is called before the first optimizer.step(): the first rate of the schedule is left out", "Call optimizer.step() first, then scheduler.step().",
                   s.step_at, [Evidence("one call came before any step of its optimizer", None, 1, 0, s.calls)], "note", also=(s.at,))
+    patience, floor = s.attrs.get("patience"), s.attrs.get("min_lrs")
+    if s.fact.get("metric") and window.final and s.calls >= 5 and isinstance(patience, int) and patience >= s.calls:
+        yield say(f"ReduceLROnPlateau waits for {patience} calls without progress, and the run made {s.calls}", "Lower the patience.", s.at,
+                  [Evidence(f"{s.calls} calls", None, s.calls, patience, s.calls)], "note")
+    if s.fact.get("metric") and isinstance(floor, list) and floor and isinstance(floor[0], int | float) and floor[0] >= s.base > 0:
+        yield say(f"ReduceLROnPlateau can never cut the rate: min_lr {floor[0]:g} is not below {s.base:g}", "Lower min_lr.", s.at,
+                  [Evidence("the lowest rate allowed is the one in use", None, floor[0], s.base, s.calls)], "note")
     for piece in (s, *parts(window, s)):
         planned = horizon(piece)
         if planned is None or s.calls < 3 or not window.final or s.fact.get("metric") or piece.kind == "SequentialLR":

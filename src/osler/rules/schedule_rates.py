@@ -159,6 +159,25 @@ def unfinished(window: Window, every: Sequence[Schedule], pace: Rhythm | None, l
               [Evidence(f"the rate rose from {lr[0]:.3g} to {lr[-1]:.3g} until the last step", "steps/lr", float(lr[-1]), 0.5 * base, len(lr))], also=also)
 
 
+def first_stage(window: Window, s: Schedule, least: int = 40) -> Iterator[Finding]:
+    """A reduced rate at the start that lasts for the whole run."""
+    pieces = parts(window, s)
+    piece = pieces[0] if pieces and s.kind == "SequentialLR" else s
+    limit = min(s.attrs.get("milestones") or [0]) if piece is not s else float(s.attrs.get("total_iters") or 0)
+    _, lr = rates(window, s.drives)
+    base = piece.base
+    if piece.kind not in ("ConstantLR", "LinearLR") or not s.calls or s.calls >= limit or s.steps < least or len(lr) < 10 or not window.final or not base > 0 or searching(window):
+        return
+    if lr.max() > 0.5 * base or window.facts("exception"):
+        return
+    call = call_at(window, s.at, s.kind)
+    given = argument(call, "milestones", 2) if piece is not s else argument(call, "total_iters", 2 if s.kind == "ConstantLR" else 3)
+    at = decided(window, s.at, given) if s.at is not None and given is not None else s.at
+    yield say(f"The reduced rate at the start lasts {limit:.0f} calls, and the run made {s.calls}: {lr.max():.3g} at most, of {base:.3g}",
+              "Shorten the first stage, or step the scheduler as often as it was planned for.", at,
+              [Evidence(f"{s.calls} of {limit:.0f} calls", "steps/lr", float(lr.max()), 0.5 * base, s.calls)], also=(s.at, s.step_at))
+
+
 def _warm_line(window: Window, s: Schedule) -> Location | None:
     """Where the length of the warm-up was written."""
     if s.framework:
@@ -212,7 +231,8 @@ def growing(window: Window, every: Sequence[Schedule], least: int = 20) -> Itera
     line = curve(window)
     if not isinstance(asked, int | float) or asked <= 0 or len(until) < 5:
         return
-    worse = lost is not None or (line is not None and line.one_sign and line.late > 1.5 * line.low and line.late > 0.8 * line.start)
+    worse = lost is not None or (line is not None and line.one_sign and line.late > 0.8 * line.start
+                                 and (line.late > 1.5 * line.low or float(line.loss.max()) > 3 * line.start))
     peak = float(until.max())
     if not worse or peak < 5 * asked or peak < 5 * float(until[0]):
         return

@@ -17,7 +17,7 @@ from osler.rules.schedule_calls import (
     wrong_argument,
 )
 from osler.rules.schedule_lengths import overrun, remarks, wrong_rate
-from osler.rules.schedule_rates import absolute, gone, growing, jitter, unfinished, without_effect
+from osler.rules.schedule_rates import absolute, first_stage, gone, growing, jitter, unfinished, without_effect
 from osler.rules.schedules import rhythm, schedules
 
 
@@ -60,7 +60,7 @@ def check(window: Window, *, tiny: float = 1e-3, share: float = 0.25, min_steps:
                 break
     found += [*rebuilt(window, every), *fighting(window, every), *doubled(window, every)]
     if not any(f.severity in LOUD for f in found):
-        for more in (gone(window, every, pace, tiny=tiny, share=share, least=min_steps), unfinished(window, every, pace), absolute(window, every),
+        for more in (gone(window, every, pace, tiny=tiny, share=share, least=min_steps), unfinished(window, every, pace), (f for s in every for f in first_stage(window, s)), absolute(window, every),
                      growing(window, every), without_effect(window)):
             found += list(more)
             if any(f.severity in LOUD for f in found):
