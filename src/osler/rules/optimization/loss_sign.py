@@ -29,6 +29,7 @@ SAID = {
     "similarity": ("the similarity of what belongs together is minimised", "Minimise 1 - similarity, or its negative."),
     "overlap": ("a score that should be high is minimised", "Minimise 1 - score, or its negative."),
 }
+SURROGATE = re.compile(r"surr|objective|gain", re.I)
 SURE = re.compile(r"dice|iou|ssim|psnr|jaccard", re.I)
 MAIN = frozenset(("loss", "square", "loglik", "policy", "similarity", "overlap"))
 
@@ -126,7 +127,7 @@ def line_of(objective: Objective, wrong: Meaning) -> Location:
     t = wrong.term
     if t.sign < 0 and t.flipped is not None:
         return Location(t.place.file, t.flipped)
-    named = LIKELIHOOD if wrong.kind == "loglik" else OVERLAP if wrong.kind == "overlap" else None
+    named = LIKELIHOOD if wrong.kind == "loglik" else OVERLAP if wrong.kind == "overlap" else SURROGATE if wrong.kind == "policy" else None
     for name, _, at in t.uses:  # what is rightly named stays as it is; its use lacks the minus
         if named is not None and named.search(name) and not LOSS_NAME.search(name):
             return at
