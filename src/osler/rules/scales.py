@@ -52,7 +52,7 @@ class Pair:
     """A prediction and the data it is compared with.
 
     Attributes:
-        function: the criterion, or ``difference`` / ``likelihood`` for one written by hand.
+        function: the criterion, or ``difference`` for one written by hand.
         at: the line of the comparison.
         fact: the criterion fact, if there is one.
         trace, op, tid: where the program compares them, and the prediction there.
@@ -121,13 +121,15 @@ def pairs(window: Window) -> Iterator[Pair]:
 
 
 def by_hand(window: Window) -> Iterator[Pair]:
-    """Differences and weighted logarithms whose outcome reaches the loss without meeting weights again."""
+    """Differences whose outcome reaches the loss without meeting weights again."""
     seen: set[tuple[str, int]] = set()
     for run in passes(window):
         tensors = run.trace.tensors
         for op in run.operations:
             found = op.values.get("residual")
-            if not found or op.at is None or (op.at.file, op.at.line) in seen:
+            if not found or found.get("log") or op.at is None or (op.at.file, op.at.line) in seen:
+                continue
+            if "log_prob" in window.line(op.at.file, op.at.line):  # a density of what was sampled is no target
                 continue
             after = [run.trace.ops[i] for i in run.trace.forward(op.outs) if i in run.needed and i < run.backward.index]
             if any(o.name in WEIGHTED or any(tensors[t].uid >= 0 for t in o.ins) for o in after):
@@ -136,12 +138,7 @@ def by_hand(window: Window) -> Iterator[Pair]:
             if not made:
                 continue
             seen.add((op.at.file, op.at.line))
-            tid = made[0]
-            if found.get("log"):
-                log, _ = origin(run.trace, tid, op.index)
-                tid = log.ins[0] if log is not None and log.ins else tid
-            yield Pair("likelihood" if found.get("log") else "difference", op.at, None, run.trace, op, tid,
-                       found["prediction"], None, found["target"])
+            yield Pair("difference", op.at, None, run.trace, op, made[0], found["prediction"], None, found["target"])
 
 
 @dataclass(frozen=True)
