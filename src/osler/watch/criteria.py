@@ -231,7 +231,7 @@ class Criteria:
             accuracy = self._look(found, value, target, args, kwargs)
             if value.numel() <= SIZE_LIMIT:
                 found.tally.look(call.function, value, target, result, kwargs if "weight" in kwargs or len(args) < 3 else {"weight": args[2], **kwargs},
-                                 found.info.get("ignore_index") or -100)
+                                 -100 if found.info.get("ignore_index") is None else found.info["ignore_index"])
         number = scalar(result) if isinstance(result, torch.Tensor) else float("nan")
         if call.first:
             found.value_first, found.accuracy_first = number, accuracy
