@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ def label_dependence(capture: Capture, emit: Emit, seconds: float = 1.0) -> list
     if row["pair"] is None and train is None and target is None and hits_in:
         # A loss written by hand shows no target: take what goes by the name of one.
         named = [n for n, a in arrays.items() if len(a) == len(hits_in[0][1]) and a.size == len(a) and NAMED.match(n.split(".")[-1]) and n != hits_in[0][0]]
-        row |= {"inputs": hits_in[0][0], "pair": named[0] if len(named) == 1 else None, "by_name": True}
+        row |= {"inputs": hits_in[0][0], "pair": named[-1] if named else None, "by_name": True}
     if train is None and row["pair"] is not None and hits_in:
         train = of_arrays(arrays[row["inputs"]], arrays[row["pair"]], row["inputs"])
     if train is None and hits_in:
@@ -137,14 +137,14 @@ def of_collated(loader: Any, seconds: float) -> RowSet | None:
         return None
     xs: list[Array] = []
     ys: list[Array] = []
-    begin = perf_counter()
+    begin, began = perf_counter(), process_time()
     for start in range(0, len(dataset) - size + 1, size):
         found = [p for p in parts(collate([dataset[i] for i in range(start, start + size)])) if p.ndim and len(p) == size]
         if len(found) < 2:
             return None
         xs.extend(found[0])
         ys.extend(found[-1])
-        if len(xs) >= ITEMS or perf_counter() - begin > seconds:
+        if len(xs) >= ITEMS or process_time() - began > seconds or perf_counter() - begin > 4 * seconds:
             break
     return made_of(xs, ys, np.arange(len(xs)), len(dataset), type(dataset).__name__) if len(xs) >= FEWEST else None
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, process_time
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -143,10 +143,10 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
         made = made_of(list(x[index]), list(y[index]), index, total, name)
         every = labels(list(y)) if made is not None and len(y) < 200_000 else None
         return replace(made, all_y=every[0]) if made is not None and every is not None and every[0].ndim == made.y.ndim else made
-    begin = perf_counter()
     first = parts(dataset[0])
+    begin = process_time()
     again = parts(dataset[min(1, total - 1)])
-    each = (perf_counter() - begin) / 2 + 1e-6
+    each = process_time() - begin + 1e-6
     if len(first) < 2 or len(again) != len(first):
         return None
     # Items that end with their own number: the part before it is the target.
@@ -163,14 +163,14 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
         index = np.unique(np.concatenate([np.arange(s, s + length) for s in starts]))
     xs: list[Array] = []
     ys: list[Array] = []
-    begin = perf_counter()
+    begin, start = process_time(), perf_counter()
     for number, i in enumerate(index):
         found = parts(dataset[int(i)])
         if len(found) != len(first):
             return None
         xs.append(found[0])
         ys.append(found[-2] if numbered else found[-1])
-        if number & 63 == 63 and perf_counter() - begin > 1.5 * seconds:
+        if number & 63 == 63 and (process_time() - begin > 1.5 * seconds or perf_counter() - start > 4 * seconds):
             break
     return made_of(xs, ys, index[: len(xs)], total, name)
 
