@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from osler.watch import growth, stacks
-from osler.watch.growth import Growth, describe
+from osler.watch.elements import describe
+from osler.watch.growth import Growth
 from osler.watch.stacks import Stacks
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -23,20 +21,17 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from osler.watch.compiler import quiet
+from osler.watch.elements import CONTAINERS, PLAIN, TENSORS, attributes, describe, newest, nodes, resident
 from osler.watch.session import Session
 from osler.watch.where import is_user, shorten
 
 SECONDS = 0.004
 """What one look may take."""
 MAX_SERIES = 400
-MAX_NODES = 3000
 WALKS = 8
 POINTS = 24
 WRITTEN = 40
-CONTAINERS = (list, dict, set, deque)
-PLAIN = (int, float, complex, str, bytes, bool, type(None))
 LIBRARY_OBJECTS = (DataLoader, Dataset, Sampler)
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Series:
@@ -158,11 +153,12 @@ class Growth:
         kind = type(value)
         if kind in PLAIN or kind is types.ModuleType or id(value) in self._seen:
             return
-        if isinstance(value, torch.Tensor):
-            self._tensor(value, name, where)
+        if issubclass(kind, torch.Tensor):
+            if kind in TENSORS:
+                self._tensor(value, name, where)
             return
         self._seen.add(id(value))
-        if isinstance(value, CONTAINERS):
+        if issubclass(kind, CONTAINERS):
             self._container(value, name, where, depth)
         elif hasattr(kind, "__array_interface__") and kind.__module__ == "numpy":
             self._note(name, "ndarray", where, int(value.size), id(value)).bytes = int(value.itemsize)
@@ -181,40 +177,41 @@ class Growth:
             self._object(value, name, where, depth)
 
     def _object(self, value: Any, name: str, where: list[Any] | None, depth: int) -> None:
-        """Attributes of the user's own objects and classes, of loaders, data sets and optimizers."""
-        if isinstance(value, type):
+        """Attributes of the user's own objects and classes, of loaders, data sets and optimizers. Objects are asked for their type
+        only: a proxy would wake up where its class is asked for."""
+        kind = type(value)
+        if issubclass(kind, type):
             if users(value):
                 self._attributes({k: v for k, v in vars(value).items() if not k.startswith("__")}, value.__name__, where, depth)
             return
-        if isinstance(value, Optimizer):
+        if issubclass(kind, Optimizer):
             self._note(name + ".param_groups", "param_groups", where, len(value.param_groups), id(value.param_groups)).element = "group"
             return
-        if isinstance(value, logging.Logger):
+        if issubclass(kind, logging.Logger):
             for handler in value.handlers:
                 self._visit(handler, f"{name}.handler", where, depth + 1)
             return
-        if isinstance(value, types.MethodType):
+        if kind is types.MethodType:
             self._visit(value.__self__, name, where, depth + 1)
-        elif users(type(value)) or isinstance(value, LIBRARY_OBJECTS):
-            attributes = getattr(value, "__dict__", None)
-            if isinstance(attributes, dict):
-                self._attributes(attributes, name, where, depth)
-            if users(type(value)):
-                self._visit(type(value), type(value).__name__, where, depth)
-            if isinstance(value, nn.Module):
+        elif users(kind) or issubclass(kind, LIBRARY_OBJECTS):
+            self._attributes(attributes(value), name, where, depth)
+            if users(kind):
+                self._visit(kind, kind.__name__, where, depth)
+            if issubclass(kind, nn.Module):
                 for child_name, child in value._modules.items():
                     if child is not None:
                         self._visit(child, f"{name}.{child_name}", where, depth + 1)
 
-    def _attributes(self, attributes: dict[str, Any], name: str, where: list[Any] | None, depth: int) -> None:
-        for key, value in list(attributes.items()):
+    def _attributes(self, held: dict[str, Any], name: str, where: list[Any] | None, depth: int) -> None:
+        for key, value in list(held.items()):
             if perf_counter() > self._end:
                 return
             if isinstance(key, str) and key not in SKIPPED:
                 self._visit(value, f"{name}.{key}", where, depth + 1)
 
     def _container(self, value: Any, name: str, where: list[Any] | None, depth: int) -> None:
-        length = len(value)
+        base: Any = next(c for c in CONTAINERS if issubclass(type(value), c))
+        length = int(base.__len__(value))
         series = self._note(name, type(value).__name__, where, length, id(value))
         series.maxlen = value.maxlen if isinstance(value, deque) else None
         last = newest(value) if length else None
@@ -224,9 +221,9 @@ class Growth:
             series.first_bytes = series.first_bytes or size
             series.bytes = size
         if depth < 4 and length <= 32:
-            items = list(dict.items(value)) if isinstance(value, dict) else enumerate(list(value)) if isinstance(value, list) else ()
+            items = list(dict.items(value)) if base is dict else enumerate(list.copy(value)) if base is list else ()
             for key, inner in items:
-                if not isinstance(inner, (*PLAIN, torch.Tensor)) and (isinstance(key, int | str)):
+                if not issubclass(type(inner), (*PLAIN, torch.Tensor)) and type(key) in (int, str):
                     self._visit(inner, f"{name}[{key!r}]", where, depth + 1)
 
     def _tensor(self, value: torch.Tensor, name: str, where: list[Any] | None) -> None:
@@ -307,73 +304,3 @@ def users(kind: type) -> bool:
 
 
 _USERS: dict[str, bool] = {}
-
-
-def newest(value: Any) -> Any:
-    """The element put in last, without calling anything of the user's."""
-    try:
-        if isinstance(value, list):
-            return list.__getitem__(value, -1)
-        if isinstance(value, deque):
-            return deque.__getitem__(value, -1)
-        if isinstance(value, dict):
-            return next(reversed(dict.values(value)))
-        return next(iter(value))
-    except (StopIteration, RuntimeError, IndexError):
-        return None
-
-
-def describe(value: Any, depth: int = 3) -> tuple[str, int, bool]:
-    """Kind of an element, its bytes (estimated), and whether it carries an autograd graph."""
-    if isinstance(value, torch.Tensor):
-        try:
-            grad = value.grad_fn is not None
-        except RuntimeError:
-            grad = False
-        size = value.numel() * value.element_size() if value.layout is torch.strided else 0
-        return "tensor", size + 100, grad
-    if type(value).__name__ == "ndarray" and hasattr(value, "nbytes"):
-        return "ndarray", int(value.nbytes) + 100, False
-    if isinstance(value, PLAIN):
-        return type(value).__name__, sys.getsizeof(value), False
-    if isinstance(value, list | tuple | dict | set | deque) or type(value).__module__ not in ("builtins",):
-        parts: Iterator[Any] | list[Any]
-        if isinstance(value, dict):
-            parts = list(dict.values(value))[:16]
-        elif isinstance(value, list | tuple | deque):
-            parts = list(value)[:16]
-        elif isinstance(value, set):
-            parts = []
-        else:
-            held = getattr(value, "__dict__", None)
-            parts = list(held.values())[:16] if isinstance(held, dict) else []
-        inner = [describe(p, depth - 1) for p in parts] if depth else []
-        heavy = [i for i in inner if i[0].split(" of ")[-1] in ("tensor", "ndarray")]
-        total = sys.getsizeof(value) if isinstance(value, list | tuple | dict | set) else 64
-        if inner and hasattr(value, "__len__") and len(value) > len(inner):
-            total += sum(i[1] for i in inner) * len(value) // len(inner)
-        else:
-            total += sum(i[1] for i in inner)
-        kind = type(value).__name__
-        return f"{kind} of {(heavy or inner)[0][0]}" if inner else kind, total, any(i[2] for i in inner)
-    return type(value).__name__, 64, False
-
-
-def nodes(root: Any) -> int:
-    """Nodes of a graph, at most MAX_NODES."""
-    seen, queue = {root}, [root]
-    while queue and len(seen) < MAX_NODES:
-        for child, _ in queue.pop().next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                queue.append(child)
-    return len(seen)
-
-
-def resident() -> int:
-    """Resident memory in bytes, 0 where it cannot be told."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        return 0
