@@ -97,8 +97,17 @@ def from_data(window: Window, fact: Fact) -> bool:
     seen += [batch.get("nonfinite")] if isinstance(batch, dict) else []
     if seen and all(n == 0 for n in seen) and not operand(fact).get("nan"):
         return False
+    if overflowed_half(fact):
+        return False
     before = window.steps[window.steps["step"] <= fact.step]
     return not bool(np.isinf(before["grad_norm"]).any() or np.nanmax(np.abs(before["loss"]), initial=0.0) > 1e12)
+
+
+def overflowed_half(fact: Fact) -> bool:
+    """The operand is float16, holds infinities and no NaN, and its other values reach the end of that range."""
+    o = operand(fact)
+    size = max(abs(number(o.get("min")) or 0.0), abs(number(o.get("max")) or 0.0))
+    return o.get("dtype") == "float16" and bool(o.get("nonfinite")) and not o.get("nan") and size > 1e4
 
 
 def place(window: Window, fact: Fact) -> Location | None:

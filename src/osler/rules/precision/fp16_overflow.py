@@ -75,7 +75,7 @@ def check(window: Window, *, longest: int = 12, share: float = 0.3, collapsed: f
         rounded = vanishing_constant(window, at)
         if f.get("op_kind") in ("log-of-zero", "division-by-zero", "log-of-negative", "sqrt-of-negative") and rounded is None:
             continue  # zero (or less) in any precision
-        yield Finding("fp16-overflow", "certain" if rounded else "measured", nonfinite.severity(window),
+        yield Finding("fp16-overflow", "certain" if rounded or nonfinite.overflowed_half(f) else "measured", nonfinite.severity(window),
                       f"{rounded} is 0 in float16, so the loss became {f.get('value', 'non-finite')}" if rounded else
                       f"The loss became {f.get('value', 'non-finite')} in float16: {nonfinite.describe(f)}",
                       "Use an eps that float16 can hold (1e-5), or compute this in float32." if rounded else FIX,

@@ -28,7 +28,7 @@ def check(window: Window, *, stuck: float = 0.6, early: int = 100, samples: int 
     1e-5 to it adds nothing, at no step, ever. The same holds for a moving average in half precision with a decay of 0.999.
 
     **How it is seen.** In sampled steps (the first `early`) at least `stuck` of the elements that had a gradient did not change
-    at all, the weights being 16 bits wide. For averages: the recorded update of a 16-bit tensor with a weight below half its spacing
+    at all, the weights being 16 bits wide. For averages: the recorded update of a 16-bit tensor with a weight no larger than its spacing
     (2^-8 for bfloat16, 2^-11 for float16).
 
     **Why it matters.** Training stands still or moves only the smallest weights, while the loss of a float32 run falls.
@@ -108,19 +108,34 @@ def averages(window: Window) -> Iterator[Finding]:
     """A 16-bit running average whose share of new values lies below half its spacing."""
     for trace in window.traces:
         for op in trace.ops:
-            if op.name not in ("lerp_", "mul_", "add_", "copy_") or op.grad or not op.outs or op.at is None:
+            plain = op.name == "mul" and rebound(window, op)
+            if op.at is None or not op.outs or not (plain or (op.name in ("lerp_", "mul_", "add_", "copy_") and not op.grad)):
                 continue
-            info = trace.tensors[op.outs[0]]
+            info = trace.tensors[op.ins[0] if plain and op.ins else op.outs[0]]
             limit = SPACING.get(info.dtype)
-            if limit is None or not info.old or (info.uid >= 0 and trained(window, info.uid)):
+            if limit is None or not (info.old or plain) or info.requires_grad or (info.uid >= 0 and trained(window, info.uid)):
                 continue
             weight = new_share(window, trace, op)
-            if weight is not None and 0 < weight <= limit / 2:
+            if weight is not None and 0 < weight <= 1.1 * limit:
                 yield Finding(
-                    "low-precision-updates-lost", "certain", "harmful", f"A moving average in {info.dtype} takes in {weight:.2g} of each new value: less than half its spacing, so it stands still",
+                    "low-precision-updates-lost", "certain", "harmful", f"A moving average in {info.dtype} takes in {weight:.2g} of each new value: no more than its spacing, so it stands still",
                     "Keep the average in float32.", Where.at(made_line(window, op) or op.at, also=(str(op.at),)),
-                    evidence=(Evidence(f"`{window.line(op.at.file, op.at.line).strip()}` on {info.dtype} {info.shape}", "trace", weight, limit / 2, 1),), explains=EFFECTS, treatment="fp32")
+                    evidence=(Evidence(f"`{window.line(op.at.file, op.at.line).strip()}` on {info.dtype} {info.shape}", "trace", weight, limit, 1),), explains=EFFECTS, treatment="fp32")
                 return
+
+
+def rebound(window: Window, op: Op) -> bool:
+    """`e.data = e.data * decay + ...`, `shadow[k] = decay * shadow[k] + ...`: an average that is assigned anew."""
+    at = op.at
+    module = tree(window, at.file) if at is not None else None
+    if at is None or module is None:
+        return False
+    for s in ast.walk(module):
+        if isinstance(s, ast.Assign) and s.lineno <= at.line <= (s.end_lineno or s.lineno):
+            target, given = s.targets[0], s.value
+            same = isinstance(target, ast.Attribute | ast.Subscript) and any(ast.unparse(n) == ast.unparse(target) for n in ast.walk(given))
+            return same and isinstance(given, ast.BinOp) and isinstance(given.op, ast.Add)
+    return False
 
 
 def trained(window: Window, uid: int) -> bool:
@@ -143,7 +158,7 @@ def new_share(window: Window, trace: Trace, op: Op) -> float | None:
             value = evaluate(window, at.file, given)
             if value is not None:
                 return 1 - value if op.name == "mul_" and value > 0.5 else value if op.name != "mul_" else None
-        if op.name == "copy_":
+        if op.name in ("copy_", "mul"):
             factors = [v for n in ast.walk(s) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for side in (n.left, n.right) for v in [evaluate(window, at.file, side)] if v is not None]
             large = [v for v in factors if 0.9 < v < 1]
             if large:

@@ -66,7 +66,7 @@ def check(window: Window) -> Iterator[Finding]:
         return
 
 
-def stringy(node: ast.AST | None, module: ast.Module, depth: int = 4) -> bool:
+def stringy(node: ast.AST | None, module: ast.Module, depth: int = 7) -> bool:
     """Whether an expression is a string or a collection of strings, as far as the text tells."""
     if node is None or depth == 0:
         return False
@@ -112,6 +112,10 @@ def stringy(node: ast.AST | None, module: ast.Module, depth: int = 4) -> bool:
                 value = value.args[0]
             if stringy(value, module, depth - 1):
                 return True
+        given = [a for f in ast.walk(module) if isinstance(f, FUNCTIONS) and name in [a.arg for a in f.args.args] for c in calls(module, f.name)
+                 for at in [[a.arg for a in f.args.args].index(name) - (f.args.args[0].arg == "self")] if 0 <= at < len(c.args) for a in [c.args[at]]]
+        if not bindings and given:
+            return any(stringy(a, module, depth - 1) for a in given)
         return not bindings and bool(STRINGS.search(name))
     return False
 
@@ -154,7 +158,7 @@ def string_order(window: Window, file: str, module: ast.Module) -> Iterator[tupl
     def is_set(n: ast.AST) -> bool:
         return string_set(n, module) or (isinstance(n, ast.Name | ast.Attribute) and ast.unparse(n) in names)
 
-    free = {id(x) for c in calls(module) if call_name(c) in FREE for a in c.args for x in ast.walk(a)}
+    free = {id(x) for c in calls(module) if call_name(c) in FREE for a in c.args for x in orderless(a)}
     fix = "Sort it: sorted(set(...))."
     for n in ast.walk(module):
         if id(n) in free:
@@ -167,6 +171,14 @@ def string_order(window: Window, file: str, module: ast.Module) -> Iterator[tupl
             yield n.lineno, "A sequence takes the order of a set of strings, which changes with every process", fix
         elif isinstance(n, ast.For) and is_set(n.iter) and builds(n):
             yield n.lineno, "A loop over a set of strings numbers or appends in an order that changes with every process", fix
+
+
+def orderless(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an argument whose order does not matter to the call; of a slice the order does."""
+    if not isinstance(node, ast.Subscript):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from orderless(child)
 
 
 def parent_sorted(module: ast.Module, node: ast.AST) -> bool:
