@@ -12,7 +12,7 @@ from osler.core.trace import VIEWS, Op
 from osler.core.window import Window
 from osler.rules.code_questions import quoted
 from osler.rules.curve import Curve, curve, motion, optimizer
-from osler.rules.graph_questions import Pass, modules, passes
+from osler.rules.graph_questions import Pass, modules, parameters, passes
 
 COMPARES = frozenset(("cosine_similarity", "pairwise_distance", "cdist", "triplet_margin_loss", "triplet_margin_with_distance_loss", "cosine_embedding_loss",
                       "hinge_embedding_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "sub", "matmul", "mm", "mul", "einsum", "dist"))
@@ -31,7 +31,7 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
     It is reached when nothing pushes samples apart (negatives, a margin or the stop-gradient are missing), or when steps are so long that the embeddings fall into it.
 
     **How it is seen.** In the samples of the layers that make the embeddings, the deviation over the batch relative to all values. A loss
-    that, by the recorded program, holds comparisons of two embeddings that both carry a gradient and nothing else (no margin, no softmax, no variance, no data):
+    that, by the recorded program, holds comparisons of two embeddings of one model (or of its moving average) and nothing else (no margin, no softmax, no variance, no data):
     the spread fell below `close` and to less than `shrunk` of its start. Any other comparison of embeddings: below `point` and `shrunk`, while the loss fell by less than `unlearned`.
 
     **Why it matters.** The loss may look perfect, or rest at its margin; the embeddings say nothing about the samples.
@@ -70,20 +70,24 @@ class Meeting:
 
 def meetings(window: Window) -> Iterator[Meeting]:
     sampled = {int(m) for m in np.unique(window.stream("activations")["module"])}
+    known = parameters(window)
+    follows = any(f.get("changed") for f in window.facts("shadow"))  # a moving copy's parameters are in no trained root
+    averaged = {t.uid for trace in window.traces for t in trace.tensors if t.uid >= 0 and t.uid not in known} if follows else set()
     for run in passes(window):
         tensors = run.trace.tensors
         found = []
         for op in run.operations:
             carrying = [t for t in op.ins if tensors[t].requires_grad and tensors[t].uid < 0]
             wide = [t for t in carrying if len(tensors[t].shape) >= 2 and tensors[t].shape[-1] > 1]
-            both = len(wide) >= 2 or (op.name in ("cdist", "matmul", "mm", "sub", "triplet_margin_loss") and len(op.ins) >= 2 and len(carrying) >= 2)
+            twin = wide and own_copy(run, op, wide[0], averaged)
+            both = twin or len(wide) >= 2 or (op.name in ("cdist", "matmul", "mm", "sub", "triplet_margin_loss") and len(op.ins) >= 2 and len(carrying) >= 2)
             if op.name not in COMPARES or not both or weights_after(run, op):
                 continue
             makers = tuple(dict.fromkeys(m for t in wide or carrying for m in (maker(run, t, op, sampled),) if m is not None))
-            if makers and shared(run, carrying, op):
+            if makers and (twin or shared(run, carrying, op)):
                 found.append((op, makers))
         if found:
-            whole = all(o.name in ATTRACTS for op, _ in found for o in between(run, op)) and all(op.name in ATTRACTS for op, _ in found) and not anchored(run)
+            whole = all(o.name in ATTRACTS for op, _ in found for o in between(run, op)) and all(op.name in ATTRACTS for op, _ in found) and not anchored(run, averaged)
             for op, makers in found:
                 yield Meeting(op, makers, whole)
 
@@ -97,9 +101,29 @@ def weights_after(run: Pass, op: Op) -> bool:
     return any(run.trace.tensors[t].uid >= 0 and run.trace.tensors[t].requires_grad for o in between(run, op) for t in o.ins)
 
 
-def anchored(run: Pass) -> bool:
+def own_copy(run: Pass, op: Op, tid: int, averaged: set[int]) -> bool:
+    """The other side, without gradient, comes from the same weights or from an average of them: no data, and it moves along."""
+    tensors = run.trace.tensors
+    own = weights(run, tid, op)
+    others = [t for t in op.ins if t != tid and not tensors[t].requires_grad and len(tensors[t].shape) >= 2 and tensors[t].shape[-1] > 1]
+    return any(found & (own | averaged) for found in (weights(run, t, op) for t in others))
+
+
+def weights(run: Pass, tid: int, op: Op) -> set[int]:
+    """Uids of the parameters that a tensor depends on."""
+    made = run.trace.producer(tid, op.index)
+    return {run.trace.tensors[t].uid for o in (made, *run.trace.back(made)) for t in o.ins if run.trace.tensors[t].uid >= 0} if made is not None else set()
+
+
+def held(run: Pass, op: Op, averaged: set[int]) -> bool:
+    """A difference from something that does not move along with the embeddings."""
+    made = [t for t in op.ins if run.trace.tensors[t].requires_grad]
+    return "residual" in op.values and not (made and own_copy(run, op, made[0], averaged))
+
+
+def anchored(run: Pass, averaged: set[int]) -> bool:
     """Something else holds the outputs: a difference from data, a criterion with labels, a determinant, a variance."""
-    return any("residual" in o.values or (o.name in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "var", "std", "logdet", "kl_div",
+    return any(held(run, o, averaged) or (o.name in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "var", "std", "logdet", "kl_div",
                                                     "exp", "logsumexp", "softmax", "log_softmax", "logsigmoid", "softplus", "var_mean", "std_mean", "cov")
                and (run.trace.tensors[o.outs[0]].requires_grad if o.outs else False)) for o in run.operations)
 
@@ -118,13 +142,7 @@ def maker(run: Pass, tid: int, op: Op, sampled: set[int]) -> int | None:
 
 def shared(run: Pass, tids: list[int], op: Op) -> bool:
     """Both sides come from the same weights (one tensor against itself included)."""
-    tensors = run.trace.tensors
-    sets = []
-    for tid in tids[:3]:
-        made = run.trace.producer(tid, op.index)
-        if made is None:
-            return False
-        sets.append({tensors[t].uid for o in (made, *run.trace.back(made)) for t in o.ins if tensors[t].uid >= 0})
+    sets = [weights(run, tid, op) for tid in tids[:3]]
     return bool(sets) and bool(set.intersection(*sets))
 
 
@@ -145,7 +163,7 @@ def say(window: Window, meeting: Meeting, module: int, start: float, late: float
     fast = not alone and ratio > long and made is not None and made.at is not None
     at: Location | None = made.at if fast and made is not None else meeting.op.at
     name = str(modules(window).get(module, {}).get("name") or modules(window).get(module, {}).get("class") or "the encoder")
-    fix = ("Nothing pushes embeddings apart: detach the target branch, or add negatives, a margin or a variance term at {line}." if alone
+    fix = ("Nothing pushes embeddings apart: detach the target branch behind a predictor, or add negatives, a margin or a variance term at {line}." if alone
            else "Lower the learning rate at {line} (or warm up), and check the margin." if fast
            else "Check margin, negatives and stop-gradient at {line}; lower the learning rate or warm up.")
     return Finding(
@@ -153,7 +171,7 @@ def say(window: Window, meeting: Meeting, module: int, start: float, late: float
         fix.format(line=quoted(window, at, "the loss")), Where.at(at, module=name, also=(str(meeting.op.at),) if meeting.op.at is not None and meeting.op.at != at else ()),
         first_step=1, last_step=window.n_steps,
         evidence=(Evidence(f"deviation over the batch relative to all values at the output of {name}: {start:.3g} at the start, {late:.3g} late", "activations/row_spread", late, limit, n),
-                  Evidence("the loss compares embeddings that both carry a gradient, and nothing else" if alone
+                  Evidence("the loss draws embeddings of one model together, and does nothing else" if alone
                            else f"the loss went from {line.start:.4g} to {line.late:.4g}; a step changed the weights by {ratio:.2g} of their norm", "trace" if alone else "steps/loss",
                            None if alone else line.fall, None, line.n)),
         treatment="lr-down" if fast else None, explains=("dead-units", "loss-plateau", "lr-too-high", "lr-too-low", "vanishing-gradients"))
