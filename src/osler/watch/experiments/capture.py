@@ -43,8 +43,8 @@ class Capture:
     output: Any = None
     target: torch.Tensor | None = None
     criterion_input: torch.Tensor | None = None
-    targets: list[torch.Tensor] = field(default_factory=list)
     loaders: list[tuple[int, Any]] = field(default_factory=list)
+    targets: list[torch.Tensor] = field(default_factory=list)
     active: int = -1
 
 
