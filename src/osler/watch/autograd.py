@@ -366,6 +366,9 @@ class Backwards:
             self._collect()
             if self.jobs:
                 sleep(0.01)
+        for job in self.jobs:
+            job.cancel()  # what was found so far counts
+        self._collect()
         for key, points in self.growth.items():
             if len(points) > 2:
                 self.session.fact("graph-growth", None, key[1], steps=[s for s, _ in points], nodes=[n for _, n in points], backward_at=key[0])

@@ -21,6 +21,8 @@ from osler.watch.experiments.run import run
 from osler.watch.experiments.sandbox import close_in
 
 GRACE = 1.0
+LOADED = 2.4
+"""How much longer than planned a copy may take by the clock, where other processes want the processor too."""
 
 
 class Job:
@@ -121,7 +123,7 @@ def start(capture: Capture, seconds: float = 5.0) -> Job | None:
 
     Must be called on the main thread. The parent's random state, signals and warnings stay as they are.
     """
-    return None if obstacle(capture) is not None else _begin(lambda emit: run(capture, emit, seconds), seconds)
+    return None if obstacle(capture) is not None else _begin(lambda emit: run(capture, emit, seconds), LOADED * seconds)
 
 
 def start_other(body: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> Job | None:
