@@ -17,7 +17,7 @@ from osler.rules.lineage_calls import called, indexed, learn
 from osler.rules.lineage_values import EMPTY, FEATURE, LABEL, Lineage, Split, Value, join, named_labels
 from osler.rules.script import FUNCTIONS, LOOPS, Function, call_name, root, trains
 
-MAX_DEPTH, MAX_WORK = 8, 40_000
+MAX_DEPTH, MAX_WORK, MAX_LINES = 8, 40_000, 2500
 
 
 class Walk:
@@ -259,6 +259,8 @@ class Walk:
 @lru_cache(maxsize=16)
 def lineage(text: str) -> Lineage | None:
     """The walk of one file; ``None`` where its text does not parse or the walk fails."""
+    if text.count("\n") > MAX_LINES:
+        return None
     try:
         return Walk(ast.parse(text)).found
     except (SyntaxError, ValueError, RecursionError, AttributeError, TypeError, IndexError):

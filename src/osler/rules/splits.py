@@ -14,6 +14,8 @@ from osler.rules.lineage import lineage
 from osler.rules.lineage_values import FEATURE, LABEL, Split
 from osler.rules.script import FUNCTIONS, LOOPS, call_name, calls, parse, root, targets, trains, words
 
+LONGEST, MOST = 2500, 60
+"""Lines of a file that is followed, and divisions in it: beyond them it is a library."""
 DRAWS = frozenset(("randperm", "permutation", "shuffle", "rand", "random", "uniform", "choice", "sample", "multinomial", "randint", "integers", "bernoulli"))
 GROUP_NAME = re.compile(
     r"(^|[_.])(patients?|subjects?|subj|users?|speakers?|persons?|people|participants?|sessions?|recordings?|videos?|clips?|docs?|documents?|authors?|sites?|hospitals?|animals?|"
@@ -59,8 +61,10 @@ def _sided(site: Site) -> bool:
 
 @lru_cache(maxsize=16)
 def _sites(file: str, text: str) -> tuple[Site, ...]:
+    if text.count("\n") > LONGEST:
+        return ()
     found, module = lineage(text), parse(text)
-    if found is None or module is None:
+    if found is None or module is None or len(found.splits) > MOST:
         return ()
     made = [Site(file, s.line, s, drawn_at(module, s), in_epoch_loop(module, s.line)) for s in found.splits]
     if not any(s.drawn is not None for s in made):
@@ -70,9 +74,12 @@ def _sites(file: str, text: str) -> tuple[Site, ...]:
 
 def lists(file: str, module: ast.Module) -> list[Site]:
     """Lists of indices or names that are shuffled and cut by position: their rows are not in the text."""
-    found = []
+    found: list[Site] = []
+    loops = [(n.lineno, n.end_lineno or 0) for n in ast.walk(module) if isinstance(n, LOOPS) and trains(n)]
+    if not any(True for _ in calls(module, "shuffle", "randperm", "permutation", "sample")):
+        return []
     for node in ast.walk(module):
-        if not isinstance(node, ast.Assign) or any(n.lineno <= node.lineno <= (n.end_lineno or 0) for n in ast.walk(module) if isinstance(n, LOOPS) and trains(n)):
+        if not isinstance(node, ast.Assign) or any(a <= node.lineno <= b for a, b in loops) or len(found) > MOST:
             continue
         for cut in ast.walk(node.value):
             if isinstance(cut, ast.Subscript) and isinstance(cut.slice, ast.Slice) and (cut.slice.lower is None) != (cut.slice.upper is None) and (name := root(cut.value)):

@@ -119,7 +119,7 @@ def copies(window: Window) -> Finding | None:
                         line = site.split.before(learned)
                         return Finding(
                             "group-leak", "certain", "harmful", "Rows made from other rows are split from them", FIX,
-                            Where.at(Location(file, site.drawn or site.line), also=(f"{file}:{line}",)),
+                            Where.at(Location(file, line), also=(f"{file}:{site.drawn or site.line}",)),
                             evidence=(Evidence(f"line {line} puts rows that are made from a table below its own rows; line {site.line} divides the result afterwards",
                                                "source", None, None, 1),))
     return None

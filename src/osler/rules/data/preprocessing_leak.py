@@ -10,7 +10,7 @@ from osler.rules.lineage import lineage
 from osler.rules.lineage_values import Statistic
 from osler.rules.splits import Site, sites
 
-WHAT = {"statistic": "A statistic", "fit": "A transformer", "encoding": "An encoding", "selection": "The choice of columns", "vocabulary": "The vocabulary", "copies": "Additional rows"}
+WHAT = {"statistic": "A statistic", "fit": "A transformer", "encoding": "An encoding", "selection": "The choice of columns", "vocabulary": "The vocabulary"}
 ORDER = ("copies", "selection", "encoding", "fit", "statistic", "vocabulary")
 
 
@@ -45,7 +45,8 @@ def check(window: Window) -> Iterator[Finding | NotChecked]:
         line = line_of(file, learned, site)
         yield Finding(
             "preprocessing-leak", "certain", "harmful" if learned.labels else "note",
-            f"{WHAT[learned.kind]} is learned from all rows{' and their labels' if learned.labels else ''} before the split at line {site.line}",
+            f"Rows made from others of their class are added before the split at line {site.line}" if learned.kind == "copies"
+            else f"{WHAT[learned.kind]} is learned from all rows{' and their labels' if learned.labels else ''} before the split at line {site.line}",
             "Divide the rows first; fit on the training rows and apply the result to both sides.",
             Where.at(Location(file, line), also=tuple(dict.fromkeys(f"{file}:{n}" for n in (learned.line, site.line) if n != line))),
             evidence=(Evidence(f"what line {learned.line} computes from the whole table is in the features that line {site.line} divides", "source", None, None, 1),))

@@ -33,7 +33,7 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
 
     **What to do.** Split by time with a gap; compute features from the past only.
 
-    **When this is wrong.** A curve fitted over its own axis (a grid of one or two columns) is interpolation by design and is left alone; a shifted
+    **When this is wrong.** Windows of whole numbers (tokens) meet in texts that repeat themselves: a note. A curve fitted over its own axis (a grid of one or two columns) is interpolation by design and is left alone; a shifted
     *target* is legitimate (the handbook's audit for `shift(-1)` must not count it).
 
     **Source.** Handbook A §22 (time); scikit-learn `TimeSeriesSplit`. Thresholds from simulated series and tables.
@@ -47,7 +47,7 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
         if number(moved, "share") > windows and mixed:
             at = place(window, site)
             yield Finding(
-                "temporal-leak", "measured", "harmful", f"{number(moved, 'share'):.0%} of the validation windows overlap with training windows", FIX, Where.at(at),
+                "temporal-leak", "measured", "note" if moved.get("whole") else "harmful", f"{number(moved, 'share'):.0%} of the validation windows overlap with training windows", FIX, Where.at(at),
                 evidence=(Evidence(f"in {number(moved, 'share'):.0%} of {int(number(moved, 'rows'))} validation rows {int(number(moved, 'block'))} numbers in a row are those of a training row at another place",
                                    "experiment/table", number(moved, "share"), windows, int(number(moved, "rows"))),))
             return
@@ -61,10 +61,10 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
             width *= int(size)
         grid = number(order, "monotone") > 0.99 and width <= 3
         smooth = near < alike and far > near * decay and not grid
-        if smooth and words_of_time and number(order, "between") > between and site is not None:
+        if smooth and words_of_time and number(order, "between") > between:
             yield Finding(
                 "temporal-leak", "measured", "harmful", f"{number(order, 'between'):.0%} of the validation rows lie between training rows of a series", FIX, Where.at(place(window, site)),
-                evidence=(Evidence(f"rows next to each other are {1 / max(near, 1e-3):.1f} times as near as random ones, rows 20 apart {1 / max(far, 1e-3):.1f} times; line {site.at.line} draws rows at random",
+                evidence=(Evidence(f"rows next to each other are {1 / max(near, 1e-3):.1f} times as near as random ones, rows 20 apart {1 / max(far, 1e-3):.1f} times" + (f"; line {site.at.line} draws rows at random" if site is not None else ""),
                                    "experiment/table", near, alike, int(number(order, "rows"))),))
             return
         if smooth and len(words_of_time) >= 2 and number(order, "ahead") > 0.9:
