@@ -85,7 +85,12 @@ def resumes(window: Window, load: Fact) -> bool:
         counter = any(taken(n) and sources & words(n) for n in ast.walk(module))
     if NOT_RESUMED.search(text) and not RESUMES.search(text):
         return False
-    return bool(counter and uses_counter(module)) or bool(RESUMES.search(text))
+    if counter and uses_counter(module):
+        return True
+    again = len({f.step for f in window.facts("load-state-dict") if f.at == at})
+    if not window.facts("file-read") and (again > 1 or not RESUMES.search(re.sub(r"restart\w*", "", text, flags=re.I))):
+        return False  # the same weights for every trial or fold
+    return bool(RESUMES.search(text))
 
 
 def taken(n: ast.AST) -> bool:
