@@ -8,7 +8,7 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.lineage_values import FEATURE, LABEL, named_labels
+from osler.rules.lineage_values import FEATURE, LABEL, named_labels, pairs
 from osler.rules.rows_compared import UNSEEN, number, part, tables
 from osler.rules.script import call_name, calls, parse, root, targets
 
@@ -106,10 +106,11 @@ def intended(window: Window) -> bool:
         names, columns = label_words(module)
         back = bool(putting_back(module, names, columns))
         for node in ast.walk(module):
-            if isinstance(node, ast.Assign) and any(t.removeprefix("self.") in names for t in targets(node)) and not back:
-                loose = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name) and FEATURE.match(n.id) and re.match(r"^[xX]", n.id)}
-                if loose and not windows_series(node.value):
-                    return True
+            for goal, value in pairs(node) if not back else ():
+                if (root(goal) or "").removeprefix("self.") in names:
+                    loose = {n.id for n in ast.walk(value) if isinstance(n, ast.Name) and FEATURE.match(n.id) and re.match(r"^[xX]", n.id)}
+                    if loose and not windows_series(value):
+                        return True
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2 and not back and isinstance(node.value.elts[0], ast.Name):
                 x = node.value.elts[0].id
                 if any(isinstance(n, ast.Name) and n.id == x for n in ast.walk(node.value.elts[1])):
@@ -186,7 +187,11 @@ def channel_line(window: Window) -> Location | None:
     """The statement that puts the target among the channels."""
     for file, text in window.sources.items():
         module = parse(text)
-        if module is not None and (back := putting_back(module, *label_words(module))):
+        if module is None:
+            continue
+        names, columns = label_words(module)
+        names |= {made for n in ast.walk(module) for goal, value in pairs(n) if LABEL.match(root(goal) or "") and (made := root(value)) and not FEATURE.match(made)}
+        if back := putting_back(module, names, columns):
             return Location(file, back[-1].lineno)
     return None
 

@@ -64,12 +64,14 @@ def _sized(value: Any) -> bool:
 
 @dataclass
 class Sides:
-    """What frames tell: both sides, the rows whose targets were seen, the share of training rows in each table named for validation."""
+    """What frames tell: both sides, the rows whose targets were seen, the share of training rows in each table named for validation.
+    ``apart``: the training side is what is left of a table without the judged rows, so equal rows cannot be asked for."""
 
     train: Rows | None = None
     other: Rows | None = None
     labelled: Rows | None = None
     common: dict[str, float] = field(default_factory=dict)
+    apart: bool = False
 
 
 def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, Any]) -> Sides:
@@ -86,6 +88,9 @@ def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, An
     _, first = np.unique(keys, return_index=True)
     labelled = Rows(got[first], target_of(goals)[first] if goals is not None else None)
     tables = {name: flat(a) for name, v in holdings.items() if (a := numbers_of(v)) is not None and a.ndim >= 2 and a.shape[1:] == width and a.size <= 1 << 23}
+    if len(width) == 1:  # tables whose last columns are the targets
+        tables |= {name: flat(a[:, :width[0]]) for name, v in holdings.items()
+                   if (a := numbers_of(v)) is not None and a.ndim == 2 and 1 <= a.shape[1] - width[0] <= 3 and width[0] >= 4 and a.size <= 1 << 23}
     named = [n for n, t in tables.items() if SAYS_TRAIN.search(n) and not SAYS_JUDGED.search(n) and np.isin(keys, row_keys(t)).mean() > 0.95]
     whole = len(batches) > 1 and all(len(x) == len(batches[0][0]) for x, _ in batches) and len(first) <= len(batches[0][0])
     train = labelled
@@ -101,7 +106,28 @@ def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, An
     other = next((Rows(t, _partner(n, len(t), holdings) if n else None) for n, t in candidates if shares.get(n, 1.0) < 0.98), None)
     if (other is None or not named) and (both := _by_index(tables, holdings, keys)) is not None:
         train, other = both
+    if other is None and not named and given is not None and given.shape[1:] == width and (rest := _rest(tables, keys, flat(given), holdings)) is not None:
+        return Sides(*rest, labelled, common, apart=True)
     return Sides(train, other, labelled, common)
+
+
+def _rest(tables: dict[str, Array], keys: Array, judged: Array, holdings: dict[str, Any]) -> tuple[Rows, Rows] | None:
+    """One table that holds the training batches and, elsewhere, the judged rows: what is not judged counts as trained on.
+
+    Believed only where the judged rows, were they training rows, would have been expected among the batches."""
+    own = row_keys(judged)
+    if np.isin(own, keys).any() or len(np.unique(own)) < 5:
+        return None
+    for name, t in tables.items():
+        whole = row_keys(t)
+        if np.isin(keys, whole).mean() < 0.98 or np.isin(own, whole).mean() < 0.98 or len(np.unique(keys)) * len(own) < 8 * len(t) or len(np.unique(whole)) < len(whole):
+            continue
+        one, two = np.flatnonzero(~np.isin(whole, own)), np.flatnonzero(np.isin(whole, own))
+        y = _partner(name, len(t), holdings)
+        sides = Rows(t[one], y[one] if y is not None else None, one), Rows(t[two], y[two] if y is not None else None, two)
+        add_vectors(*sides, len(t), holdings)
+        return sides
+    return None
 
 
 def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -> tuple[Rows, Rows] | None:
