@@ -18,7 +18,7 @@ SAVES = frozenset(("get_rng_state", "fork_rng", "set_rng_state", "get_device_sta
 OTHER = {"random": ("random", "randint", "uniform", "choice", "gauss", "sample", "shuffle", "choices", "normalvariate", "randrange"),
          "np.random": ("rand", "randn", "uniform", "normal", "binomial", "random", "choice", "randint", "permutation", "random_sample")}
 EFFECTS = ("exploding-gradients", "loss-diverged", "loss-nan", "loss-plateau", "loss-spikes", "lr-too-high", "nonfinite-gradient", "dropout-misuse", "singular-gradient", "script-failed",
-           "dead-units", "lr-too-low")
+           "dead-units", "lr-too-low", "nonfinite-input")
 
 
 @rule("checkpoint-rng-mismatch", "reproducibility")

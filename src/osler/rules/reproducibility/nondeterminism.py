@@ -40,7 +40,7 @@ def check(window: Window) -> Iterator[Finding]:
     **What to do.** Seed torch, numpy and random once at the start; pass `generator=` to random_split and DataLoader and `random_state=` to
     scikit-learn; `sorted(set(...))`; a hash of hashlib or zlib.crc32; `sorted(os.listdir(...))`.
 
-    **When this is wrong.** A run whose seeds are varied on purpose. Missing seeds are a note; harm is said only where the order of strings
+    **When this is wrong.** A run whose seeds are varied on purpose. Missing seeds are a note, or a waste where an unseeded split decides what is measured; harm is said only where the order of strings
     makes a seeded program differ from itself.
 
     **Source.** Handbook B §14 (⚠ PYTHONHASHSEED must be set before Python starts; ⚠ disabling cuDNN is unnecessary); PyTorch notes on reproducibility.
@@ -248,7 +248,7 @@ def notes(window: Window, files: list[str]) -> Iterator[tuple[int, str, str, str
     if not torch_seeded:
         line, file = first_draw(window, trees)
         if line:
-            yield line, "note", "Weights, shuffling and dropout draw from torch's generator, which nobody seeded" + (" (others are)" if intended else ""), "torch.manual_seed(0) before the first model or split is made.", file
+            yield line, "wasteful" if not intended and "split" in window.line(file, line) else "note", "Weights, shuffling and dropout draw from torch's generator, which nobody seeded" + (" (others are)" if intended else ""), "torch.manual_seed(0) before the first model or split is made.", file
             return
     for f, module in trees:
         for c in calls(module, "listdir", "glob", "iglob", "iterdir", "scandir", "rglob"):
