@@ -147,7 +147,7 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("fp16-overflow", BLOW_UP, "values above 65504 are infinite in float16"),
     ("hidden-state-not-detached", ("exploding-gradients",), "gradients flow through every batch before"),
     # data and evaluation
-    ("no-shuffle-sorted", ("loss-spikes", "loss-sawtooth", "batchnorm-misuse", "overfit", "loss-plateau", "class-imbalance-metric"),
+    ("no-shuffle-sorted", ("loss-spikes", "loss-sawtooth", "batchnorm-misuse", "overfit", "loss-plateau", "class-imbalance-metric", "dead-units"),
      "the model forgets one class while it sees the next"),
     ("label-misaligned", ("label-noise", "overfit", "loss-crawl", "loss-stairs", "loss-sawtooth", *STANDSTILL), "labels that belong to other inputs are noise"),
     ("label-noise", ("overfit", "loss-crawl", *STANDSTILL), "wrong labels can only be learned by heart"),

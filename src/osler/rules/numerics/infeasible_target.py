@@ -26,7 +26,8 @@ def check(window: Window) -> Iterator[Finding]:
     **What to do.** Drop or lengthen such rows (input length ≥ target length + repeated labels) or pass `zero_infinity=True`; keep the
     target's class out of the mask.
 
-    **When this is wrong.** `zero_infinity=True` hides the infinity; the rows still teach nothing.
+    **When this is wrong.** `zero_infinity=True` hides the infinity; the rows still teach nothing. Scores that overflow in a run that blows up
+    are infinite too: where the loss rose thirtyfold before, nothing is said.
 
     **Source.** PyTorch documentation of CTCLoss; pytorch issue 49046.
     """
@@ -38,7 +39,8 @@ def check(window: Window) -> Iterator[Finding]:
         sequence = op.lower().startswith(("ctc", "cudnnctc")) or (ctc is not None and fact.get("what") in nonfinite.FORWARD
                                                                  and fact.get("op_kind") in (None, "unknown") and fact is nonfinite.facts(window)[0])
         masked = op.startswith(("NllLoss", "CrossEntropy")) and fact.get("value") == "inf" and \
-            (nonfinite.number(o.get("min")) == float("-inf") or (bool(o.get("nonfinite")) and not o.get("nan")))
+            (nonfinite.number(o.get("min")) == float("-inf") or (bool(o.get("nonfinite")) and not o.get("nan"))) and \
+            nonfinite.growing(fact, window, 30.0) is None
         if not (sequence or masked) or fact.get("before_step") is False:
             continue
         built = place(ctc.get("built_at")) if sequence and ctc is not None else None
