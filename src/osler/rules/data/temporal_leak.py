@@ -61,10 +61,10 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
             width *= int(size)
         grid = number(order, "monotone") > 0.99 and width <= 3
         smooth = near < alike and far > near * decay and not grid
-        if smooth and words_of_time and number(order, "between") > between:
+        if smooth and words_of_time and number(order, "between") > between and site is not None:
             yield Finding(
                 "temporal-leak", "measured", "harmful", f"{number(order, 'between'):.0%} of the validation rows lie between training rows of a series", FIX, Where.at(place(window, site)),
-                evidence=(Evidence(f"rows next to each other are {1 / max(near, 1e-3):.1f} times as near as random ones, rows 20 apart {1 / max(far, 1e-3):.1f} times" + (f"; line {site.at.line} draws rows at random" if site is not None else ""),
+                evidence=(Evidence(f"rows next to each other are {1 / max(near, 1e-3):.1f} times as near as random ones, rows 20 apart {1 / max(far, 1e-3):.1f} times; line {site.at.line} draws rows at random",
                                    "experiment/table", near, alike, int(number(order, "rows"))),))
             return
         if smooth and len(words_of_time) >= 2 and number(order, "ahead") > 0.9:

@@ -185,7 +185,7 @@ def _common_base(training: Any, judging: Any, train: Rows | None, other: Rows | 
         train.order = other.order = None
         for name in set(train.vectors) & set(other.vectors):
             if re.search(r"start|index|indices|idx|pos|offset|time|^t$|date|ids?$|anchor", name) and train.vectors[name].dtype.kind in "iu" \
-                    and not re.search(r"user|item|word|token", name):
+                    and not re.search(r"user|item|word|token", name) and not np.isin(other.vectors[name], train.vectors[name]).any():
                 train.order, other.order = train.vectors[name], other.vectors[name]
                 return
 
