@@ -76,7 +76,7 @@ def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
     if isinstance(first, ast.Slice):
         at = join([walk.value(e, env) for e in (first.lower, first.upper, first.step) if e is not None])
         if not value.rows:
-            return replace(value, learned=value.learned | at.learned, order=False, items=())
+            return replace(value, learned=value.learned | at.learned, order=False, places=value.places or value.order, items=())
         if (first.lower is None and first.upper is None) or trimmed(walk, first):
             return replace(value, items=())
         return piece(walk, node, value, "order")
@@ -89,7 +89,7 @@ def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
         return replace(value, learned=value.learned | at.learned, items=(), names=())
     if at.order:
         return value
-    if not at.rows and not at.mask and value.whole & walk.frames and not accessor:
+    if not at.rows and not at.mask and not at.places and value.whole & walk.frames and not accessor:
         return replace(value, learned=value.learned | frozenset(replace(x, kind="selection") for x in at.learned), items=())
     if at.label and not at.part:
         return replace(value, label=True, items=())

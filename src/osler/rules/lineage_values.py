@@ -38,6 +38,7 @@ class Value:
     items: tuple[Value, ...] = ()
     made: int = 0
     order: bool = False
+    places: bool = False
     mask: bool = False
     turned: bool = False
     names: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ def join(values: Iterable[Value]) -> Value:
     items = tuple(join(z) for z in zip(*(v.items for v in same), strict=False)) if same and len({len(v.items) for v in same}) == 1 else ()
     learned: frozenset[Statistic] = frozenset().union(*(v.learned for v in found)) if found else frozenset()
     return Value(whole - part, part, any(v.label for v in found), learned, items, max((v.made for v in found), default=0),
-                 mask=any(v.mask for v in found))
+                 mask=any(v.mask for v in found), places=any(v.places for v in found))
 
 
 @dataclass(frozen=True, slots=True)

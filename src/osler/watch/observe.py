@@ -28,7 +28,7 @@ PHASE_CALLS = 600
 
 def bring_input(courier: Courier, values: Any, then: Callable[[dict[str, Any]], None]) -> None:
     """``then(figures)`` of the first tensor among a forward's arguments: now, or when a copy of its first rows has come from a device."""
-    tensor = next((t for t in tensors_in((values,)) if t.numel() and not t.is_sparse and t.device.type != "meta"), None)
+    tensor = next((t for t in tensors_in((values,), 3) if t.numel() and not t.is_sparse and t.device.type != "meta"), None)
     if tensor is None:
         return
     shape = list(tensor.shape)
@@ -44,7 +44,7 @@ def bring_input(courier: Courier, values: Any, then: Callable[[dict[str, Any]], 
 
 def input_figures(values: Any) -> dict[str, Any] | None:
     """Mean, deviation, range and per-channel figures of the first floating tensor among a forward's arguments (CPU only)."""
-    for tensor in tensors_in((values,)):
+    for tensor in tensors_in((values,), 3):
         if not on_cpu(tensor) or tensor.numel() == 0 or tensor.is_sparse:
             continue
         row: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}

@@ -32,7 +32,22 @@ def mask_figures(mask: Any, additive: bool) -> dict[str, Any]:
         upper, lower = torch.ones(n, n).triu(1), torch.ones(n, n).tril(-1)
         found["hides_future"] = scalar((square * upper).sum() / upper.sum())
         found["hides_past"] = scalar((square * lower).sum() / lower.sum())
+    elif mask.dim() >= 2 and mask.shape[0] * mask.shape[-1] == mask.numel() and mask.shape[0] > 1 and mask.shape[-1] > 2:
+        rows = hidden.reshape(mask.shape[0], mask.shape[-1])
+        found["hides_head"] = scalar((rows[:, 0] & ~rows[:, -1]).float().mean())
+        found["hides_tail"] = scalar((rows[:, -1] & ~rows[:, 0]).float().mean())
     return found
+
+
+def padded(ids: Any) -> dict[str, Any]:
+    """At which end a batch of token ids [batch, time] is filled up: the share of rows that begin (``head``) or end (``tail``) with the
+    commonest such id twice."""
+    if not isinstance(ids, torch.Tensor) or not on_cpu(ids) or ids.dim() != 2 or ids.shape[0] < 4 or ids.shape[1] < 4 or ids.numel() > SIZE or ids.is_floating_point():
+        return {}
+    ends = {}
+    for key, one, two in (("head", ids[:, 0], ids[:, 1]), ("tail", ids[:, -1], ids[:, -2])):
+        ends[f"padded_{key}"] = scalar(((one == two) & (one == torch.mode(one).values)).float().mean())
+    return ends
 
 
 SIZE = 1 << 16
@@ -120,6 +135,8 @@ def figures(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
             if isinstance(mask, torch.Tensor):
                 found[key] = mask_figures(mask, additive=mask.dtype != torch.bool)
         return found
+    elif name == "embedding":
+        return padded(argument(0, "input"))
     elif torch.is_grad_enabled() and name in WEIGHTED:
         return raw_input(name, args)
     elif torch.is_grad_enabled() and name in ("sub", "mul"):

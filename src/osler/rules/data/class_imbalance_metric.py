@@ -26,7 +26,7 @@ def check(window: Window, *, rare: float = 0.2, recall: float = 0.05, rows: int 
     What it is: a class with a small share of the labels is (almost) never predicted; the accuracy equals the share of the common class
     and looks fine.
     How it is seen: labels, predictions and hits by class in the newest calls of the criterion: a class below `rare` of the labels
-    with a recall below `recall` over at least `rows` of its rows, while accuracy stays within `margin` of the common classes' share,
+    with a recall below `recall` over at least `rows` of its rows (five, where it was not answered once in 500), while accuracy stays within `margin` of the common classes' share,
     after `min_steps` steps.
     Why it matters: the class that is usually the reason for the model is not found.
     What to do: weight the loss by inverse frequency or draw rows by class; judge by recall, F1 or balanced accuracy by class, or move the
@@ -88,18 +88,19 @@ def judged(fact: Fact) -> bool:
     return len(shape) <= 2 and (fact.get("ignored_share") or 0) == 0
 
 
-def ignored(seen: Shares, rare: float, recall: float, rows: int, margin: float) -> tuple[int, float, float] | None:
+def ignored(seen: Shares, rare: float, recall: float, rows: int, margin: float, few: int = 5) -> tuple[int, float, float] | None:
     """``(class, accuracy, share of the most common class)``."""
     assert seen.late is not None
     labels, predicted, hits = seen.late
     total = labels.sum()
-    if total < 50 or len(labels) > 10:
+    if total < 50 or len(labels) > 10:  # a class of one in a hundred: fewer rows say enough where it was not answered once
         return None
     share = labels / total
     accuracy, common = float(hits.sum() / total), float(share.max())
     if common < 0.5 or accuracy < common - margin:
         return None
     for index in np.argsort(labels):
-        if labels[index] >= rows and share[index] < rare and hits[index] / labels[index] < recall and predicted[index] < 0.1 * labels[index]:
+        enough = labels[index] >= rows or (labels[index] >= few and predicted[index] == 0 and total >= 500)
+        if enough and share[index] < rare and hits[index] / labels[index] < recall and predicted[index] < 0.1 * labels[index]:
             return int(index), accuracy, common
     return None

@@ -23,7 +23,7 @@ from osler.rules.pairing import (
     parted,
     uses_of,
 )
-from osler.rules.script import FUNCTIONS, tree
+from osler.rules.script import FUNCTIONS, call_name, tree
 
 FIX = "Reorder, drop and split inputs and targets together, with one index for both"
 SAID = {"chance": "only one of the two was put in random order, or each in an order of its own", "sort": "only one of the two was sorted",
@@ -43,7 +43,8 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     against that of pairs in random order. Labels that cannot be told from their inputs (less than 4 spreads above chance) while those of the
     neighbouring rows, or the same labels in another order found in memory, can (`certain_z` spreads, `room` of the way from chance to certainty), are
     misaligned for certain. Rows that are told from their inputs well speak against what the text seems to say. For sequences: the target equals
-    the input at the same position in `same` of places although outputs do not see later positions, or is moved by two. For masks and boxes: a
+    the input at the same position in `same` of places although outputs do not see later positions, or is moved by two. Where labels say nothing at all and files are
+    read in the order of a directory, or of the letters of numbered names, that order is named. For masks and boxes: a
     function that returns image and mask flips, turns or crops one of them under a random condition and not the other.
 
     **Why it matters.** The model can only learn pairs by heart.
@@ -86,6 +87,14 @@ def check(window: Window, *, certain_z: float = 8.0, room: float = 0.15, same: f
     if dep is not None and not dep.independent and dep.used:
         return
     if learned(window):
+        return
+    if dep is not None and dep.independent and not found and (listed := by_listing(window)) is not None:
+        line, how = listed
+        yield Finding(
+            "label-misaligned", "measured", "note" if deliberate(window) else "harmful", f"Labels say nothing about their inputs, which are read {how}",
+            f"Sort the names by their number, or look each label up by the name of its file, at {quoted(window, line, 'the listing')}.", Where.at(line), first_step=0,
+            evidence=(Evidence(f"line {line.line} decides the order of the inputs; the labels come from a list of their own", "source", None, None, 1), measured(dep)),
+            explains=("overfit", "loss-plateau"))
         return
     for file, m in strong or (weak if dep is not None and dep.independent else []):
         meant = deliberate(window) or on_purpose(window, file, m.lines or (m.line,))
@@ -202,6 +211,27 @@ def target_line(window: Window, same_as_input: bool) -> Location | None:
                         a, b = (re.sub(r"\.(clone|long|copy)\(\)$", "", ast.unparse(e)) for e in node.value.elts)
                         if a == b:
                             return Location(file, node.lineno)
+    return None
+
+
+LISTINGS = ("listdir", "glob", "iglob", "rglob", "iterdir", "scandir")
+
+
+def by_listing(window: Window) -> tuple[Location, str] | None:
+    """Files in the order of a directory, or by the letters of names that are numbers without leading zeros, while labels are read elsewhere."""
+    for file, text in window.sources.items():
+        module = tree(window, file)
+        if module is None or re.search(r"(label|target|cls|class_?id|\by)\w*\s*(=|\.append\().*(\.stem|\.parent|basename|\.split\(|\.name\b)", text):
+            continue
+        sorts = [c for c in ast.walk(module) if isinstance(c, ast.Call) and call_name(c) in ("sorted", "sort", "natsorted")]
+        for call in (c for c in ast.walk(module) if isinstance(c, ast.Call) and call_name(c) in LISTINGS):
+            by = next((s for s in sorts if call in ast.walk(s)), None)
+            if by is None and any(call_name(s) == "sort" and abs(s.lineno - call.lineno) <= 4 for s in sorts):
+                continue
+            if by is None:
+                return Location(file, call.lineno), "in the order in which the directory lists them"
+            if call_name(by) != "natsorted" and not by.keywords and re.search(r"[fF][\"'][^\"'\n]*\{\w+\}\.\w+[\"']|str\(\w+\)\s*\+\s*[\"']\.\w+", text):
+                return Location(file, call.lineno), "by the letters of their names (10 before 2)"
     return None
 
 

@@ -28,7 +28,8 @@ def check(window: Window, *, contradicted: float = 0.15, apart: float = 0.12, er
     share that the given label contradicts is `contradicted` or more, and `apart` (and `errors` standard errors) above the same share on the
     validation rows, predicted by the same regression: what is hard by nature is as hard there. For measured quantities: the predictions agree
     with the validation targets far better than with the left-out training targets. Labels that are chance altogether while those of the
-    validation rows are not; classes that must be renamed, one for one, to fit (`coded` of the rows right then). Where the text overwrites labels with random ones and
+    validation rows are not; classes that must be renamed, one for one, to fit (`coded` of the rows right then). Another array of
+    labels of the same rows that differs from the training labels where the inputs contradict them. Where the text overwrites labels with random ones and
     validation is no yardstick, the share alone counts.
 
     **Why it matters.** The gradient of a wrong label is as large as that of a right one; with 40 % of them the best epoch comes early and
@@ -83,16 +84,23 @@ def check(window: Window, *, contradicted: float = 0.15, apart: float = 0.12, er
                       Evidence(f"surest half of the leave-one-out predictions: {float(head):.1%} contradicted in the first 60 % of {fact.get('total')} rows, {float(tail):.1%} in the last 15 %",
                                "experiment/label-dependence", float(head), contradicted, n))
         return
+    paired, by_chance = fact.get("paired"), float(fact.get("chance") or 0.0)
+    if fact.get("classes") and isinstance(paired, float) and by_chance + 0.2 < paired < 1 - contradicted and share >= contradicted and not varied:
+        yield finding(window, dep, "measured", f"{1 - paired:.0%} of the training labels differ from {fact.get('pair')}, and the inputs side with the latter",
+                      Evidence(f"of {fact.get('batch')} labels of a batch {paired:.0%} are those of {fact.get('pair')} at the same rows; {share:.1%} of the surest half of {n} leave-one-out predictions "
+                               "contradict the training label", "experiment/label-dependence", 1 - paired, contradicted, n))
+        return
     written = overwritten(window)
     if written is not None and fact.get("classes") and share >= (contradicted if written[1] else 0.25):
         yield finding(window, dep, "suspected", f"Labels are overwritten at random, and {share:.0%} of the sure predictions contradict the label",
                       Evidence(f"surest half of {n} leave-one-out predictions: {share:.1%} contradicted", "experiment/label-dependence", share, contradicted, n))
 
 
-def random_labels(window: Window, dep: Dependence, sure: float = 8.0) -> Iterator[Finding]:
+def random_labels(window: Window, dep: Dependence, sure: float = 8.0, gain: float = 0.1) -> Iterator[Finding]:
     """Training labels are chance, validation labels are not, and no other order of the rows makes sense of them."""
     fact = dep.fact
-    if float(fact.get("other_own_z") or 0.0) < sure or dep.better_z >= sure or any(m.kind in ("chance", "sort", "times", "offset") for _, m in parted(window)):
+    told = float(fact.get("other_own_score") or 0.0) - float(fact.get("other_own_null") or 0.0)  # beside a rare class chance scatters by less than a row
+    if float(fact.get("other_own_z") or 0.0) < sure or told < gain or dep.better_z >= sure or any(m.kind in ("chance", "sort", "times", "offset") for _, m in parted(window)):
         return
     yield finding(window, dep, "measured", "Training labels say nothing about their inputs, validation labels do",
                   Evidence(f"leave-one-out score {dep.score:.2f} on {fact.get('rows')} training rows (random order {dep.null:.2f} ± {dep.spread:.2f}); "

@@ -11,6 +11,7 @@ from osler.core.window import Window
 from osler.rules.lineage_values import FEATURE, LABEL, named_labels, pairs
 from osler.rules.rows_compared import UNSEEN, number, part, tables
 from osler.rules.script import call_name, calls, parse, root, targets
+from osler.rules.target_parts import parts_of_target
 
 EXACT = ("code", "copy", "monotone", "threshold", "present")
 SAYS = {"code": "has one value for each class", "copy": "is the target up to scale", "monotone": "rises and falls with the target without exception",
@@ -28,7 +29,7 @@ def check(window: Window, *, area: float = 0.985, strong: float = 0.99, rest: fl
 
     **How it is seen.** Inputs and targets of the training rows are compared. One column alone decides the target (a copy, one value for each class, filled in for one class
     only, an area under the curve above `area` or a correlation above `strong`), while the next best column stays below `rest` and a linear model without it below
-    `without`; and the script does not compute the target from that input. Or a real-valued target stands in its own input window, number for number.
+    `without`; and the script does not compute the target from that input. Or the target is a plain sum of columns that a choice of features by exclusion leaves in. Or a real-valued target stands in its own input window, number for number.
 
     **Why it matters.** The model learns to copy; where it is used the column is missing or empty.
 
@@ -67,9 +68,9 @@ def check(window: Window, *, area: float = 0.985, strong: float = 0.99, rest: fl
             evidence=(Evidence(f"{c['measure']} of that column alone {score:.3f}, of the next best {second:.3f}; " + (f"a linear model without it reaches {others:.2f}" if others else "")
                                + (f"; {why}" if why else ""), "experiment/table", score, limit, int(number(c, "rows"))),))
         return
-    rolled = rolled_target(window)
-    if rolled is not None:
-        yield rolled
+    late = rolled_target(window) or parts_of_target(window)
+    if late is not None:
+        yield late
     elif not seen:
         yield NotChecked("target-leak-feature", UNSEEN)
 

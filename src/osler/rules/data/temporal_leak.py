@@ -27,7 +27,8 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
     **How it is seen.** The rows of both sides are compared. A share `windows` of the validation rows holds the same numbers as a
     training row, moved by some steps, and chance drew the split. Or the original order of the rows is known: the share `between` of the validation
     rows has training rows right before and after it, rows next to each other are alike (median distance below `alike` of that of random rows), the more so the nearer
-    (by `decay` from 1 to 20 places), and the script speaks of time. A look ahead is read in the script.
+    (by `decay` from 1 to 20 places), and the script speaks of time; rows that are as near at five places as at one, and no nearer than chance
+    further on, are entities and no series. Columns that hold earlier rows' values (`shift(1)`) with a random division, and a look ahead, are read in the script.
 
     **Why it matters.** Between two known neighbours a value can be interpolated; the future cannot.
 
@@ -60,7 +61,8 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
         for size in fact.get("shape") or ():
             width *= int(size)
         grid = number(order, "monotone") > 0.99 and width <= 3
-        smooth = near < alike and far > near * decay and not grid
+        steps = number(lags, "5", far) < near * 1.1 and far > 0.9  # alike up to the end of a block and not beyond: entities, not time
+        smooth = near < alike and far > near * decay and not grid and not steps
         if smooth and words_of_time and number(order, "between") > between and site is not None:
             yield Finding(
                 "temporal-leak", "measured", "harmful", f"{number(order, 'between'):.0%} of the validation rows lie between training rows of a series", FIX, Where.at(place(window, site)),
@@ -77,8 +79,29 @@ def check(window: Window, *, windows: float = 0.3, between: float = 0.3, alike: 
             return
     if ahead is not None:
         yield ahead
+        return
+    lagged = lag_columns(window)
+    if lagged is not None and site is not None and not site.in_epochs:
+        yield Finding(
+            "temporal-leak", "certain", "harmful", "Rows with lags of a series are divided at random", FIX, Where.at(site.at, also=(str(lagged),)),
+            evidence=(Evidence(f"line {lagged.line} gives each row values of the rows before it; line {site.at.line} draws rows at random", "source", None, None, 1),))
     elif not seen:
         yield NotChecked("temporal-leak", UNSEEN)
+
+
+def lag_columns(window: Window) -> Location | None:
+    """A column that holds an earlier row's value: ``frame["lag1"] = frame["load"].shift(1)``. Not within groups (a panel of short histories)."""
+    for file, text in window.sources.items():
+        module = parse(text)
+        for statement in ast.walk(module) if module is not None else ():
+            if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
+                continue
+            for call in calls(statement.value, "shift"):
+                by = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "periods"), ast.Constant(1))
+                ahead = isinstance(by, ast.UnaryOp) or (isinstance(by, ast.Constant) and not (isinstance(by.value, int) and by.value > 0))
+                if isinstance(call.func, ast.Attribute) and not ahead and not any(call_name(c) == "groupby" for c in calls(statement.value)):
+                    return Location(file, call.lineno)
+    return None
 
 
 def place(window: Window, site: Site | None) -> Location | None:

@@ -33,6 +33,8 @@ from osler.rules.script import call_name, calls, parse, words
 
 SCALE_FREE = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adafactor", "Rprop", "Lion", "LBFGS", "Adadelta"))
 
+ASIDE = frozenset(("state_dict", "load_state_dict", "parameters", "named_parameters", "eval", "train", "save", "to", "modules", "children", "generate", "save_pretrained"))
+
 
 @rule("ddp-params-unsynced", "distributed")
 def check(window: Window, *, least_samples: int = 2) -> Iterator[Finding | NotChecked]:
@@ -100,6 +102,16 @@ def now_and_then(window: Window, parameters_total: int) -> bool:
     return bool(direct or rare)
 
 
+def past_line(window: Window, at: Location | None) -> Location | None:
+    """The call through ``.module``; where the module calls itself in a method, the call of that method."""
+    if at is None or ".module" in window.line(at.file, at.line):
+        return at
+    module = parse(window.sources.get(at.file, ""))
+    found = [c.lineno for c in ast.walk(module) if isinstance(c, ast.Call) and call_name(c) not in ASIDE
+             and any(isinstance(n, ast.Attribute) and n.attr == "module" for n in ast.walk(c.func))] if module is not None else []
+    return Location(at.file, found[0]) if found else at
+
+
 def why(window: Window, ranks: list[Window], samples: dict[Any, set[int]], drifting: dict[Any, set[int]]) -> Iterator[Finding]:
     names = uids_of(window, drifting)
     steps = window.facts("rank-step")
@@ -115,7 +127,7 @@ def why(window: Window, ranks: list[Window], samples: dict[Any, set[int]], drift
         past = [f for f in steps if f.get("inner") and not f.get("wrapper")]
         silent = [f for f in steps if f.get("wrapper") and f.get("no_sync")]
         if past and len(past) == len([f for f in steps if f.get("inner") or f.get("wrapper")]):
-            at = past[0].at
+            at = past_line(window, past[0].at)
             yield told(window, at, [wrappers[-1].at], "the module inside DistributedDataParallel is called past its wrapper, so that no gradient is reduced",
                        f"Call the wrapped model, not its .module, at {quoted(window, at, 'the forward of the training step')}.", differ, len(drifting))
         elif silent and len(silent) == len([f for f in steps if f.get("wrapper")]):

@@ -28,9 +28,9 @@ def check(window: Window, *, still_falling: float = 0.1, hasty: int = 3) -> Iter
     gives up while validation still improves.
 
     **How it is seen.** In the text of the script: the comparison of a metric with its best value whose branch assigns that
-    value; `mode` and `monitor` of a callback; the counter that is compared with the patience. Patience itself is judged by
+    value, also in the method of a class that is handed the figure; `mode` and `monitor` of a callback or such a class; the counter that is compared with the patience. Patience itself is judged by
     the validation losses: the run ended before its last epoch with a patience of `hasty` or less while the loss had just
-    fallen by `still_falling`.
+    fallen by `still_falling` (with a patience of one the epoch that ended it is left out).
 
     **Why it matters.** The worst or an arbitrary model is kept, or training ends after a few epochs.
 
@@ -44,7 +44,7 @@ def check(window: Window, *, still_falling: float = 0.1, hasty: int = 3) -> Iter
         module = tree(window, file)
         if module is None:
             continue
-        found = [x for x in (*branches(window, file, module), *callbacks(file, module), *hasty_stop(window, file, module, still_falling, hasty)) if x]
+        found = [x for x in (*branches(window, file, module), *callbacks(file, module), *stoppers(module), *hasty_stop(window, file, module, still_falling, hasty)) if x]
         for line, certainty, severity, title, fix, evidence in found[:1]:
             yield Finding("early-stop-misconfigured", certainty, severity, title, fix, Where.at(Location(file, line)), evidence=(evidence,))
 
@@ -87,7 +87,7 @@ def improvement(test: ast.If) -> tuple[str, str, bool] | None:
     if compare is None or not isinstance(compare.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
         return None
     sides = [sorted(words(side)) for side in (compare.left, compare.comparators[0])]
-    assigned = {t: s for s in test.body for t in targets(s)}
+    assigned = {t.removeprefix("self."): s for s in test.body for t in targets(s)}
     for i, side in enumerate(sides):
         best = next((w for w in side if w in assigned and BEST.search(w)), None)
         known = sorted(w for w in sides[1 - i] if best and not BEST.search(w) and w in words(assigned[best]))
@@ -144,6 +144,65 @@ def callbacks(file: str, module: ast.Module) -> Iterator[Claim]:
                    f"Use mode={'min' if lower else 'max'!r} for {monitor}.", evidence(f"`{ast.unparse(call)}`"))
 
 
+def setting(window: Window, file: str, module: ast.Module, node: ast.expr, before: int) -> tuple[object, int]:
+    """The value of a limit and the line that sets it: a literal, a name, an entry of a table of settings, a field of one."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        key: object = node.slice.value
+    else:
+        key = node.attr if isinstance(node, ast.Attribute) else None
+    if key is None:
+        made = start_line(module, node.id, before) if isinstance(node, ast.Name) else None
+        return constant(window, file, node, before), made or before
+    for n in ast.walk(module):
+        entries = [(k.value, v) for k, v in zip(n.keys, n.values, strict=True) if isinstance(k, ast.Constant)] if isinstance(n, ast.Dict) else \
+            [(k.arg, k.value) for k in n.keywords] if isinstance(n, ast.Call) and call_name(n) in ("dict", "SimpleNamespace", "Namespace") else \
+            [(n.target.id, n.value)] if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name) else \
+            [(n.targets[0].id, n.value)] if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name) else \
+            [(str(n.args[0].value).lstrip("-").replace("-", "_"), next((k.value for k in n.keywords if k.arg == "default"), None))] \
+            if isinstance(n, ast.Call) and call_name(n) == "add_argument" and n.args and isinstance(n.args[0], ast.Constant) else []
+        for name, value in entries:
+            if name == key and isinstance(value, ast.Constant):
+                return value.value, value.lineno
+    return None, before
+
+
+def stoppers(module: ast.Module) -> Iterator[Claim]:
+    """A class of the user's own that is handed the figure: by its ``mode``, or by the comparison with the best value in the method."""
+    for owner in (n for n in ast.walk(module) if isinstance(n, ast.ClassDef)):
+        methods = {f.name: f for f in owner.body if isinstance(f, ast.FunctionDef)}
+        begin = methods.get("__init__")
+        if begin is None or not re.search(r"stop|patien|best|checkpoint|saver|keeper|monitor", owner.name + " ".join(words(begin)), re.I):
+            continue
+        parameters = [a.arg for a in begin.args.args][1:]
+        presets = dict(zip(reversed(parameters), reversed(begin.args.defaults), strict=False)) | {a.arg: d for a, d in zip(begin.args.kwonlyargs, begin.args.kw_defaults, strict=True) if d is not None}
+        for made in (n for n in ast.walk(module) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) and call_name(n.value) == owner.name):
+            given = presets | dict(zip(parameters, made.value.args, strict=False)) | {k.arg: k.value for k in made.value.keywords if k.arg}  # type: ignore[attr-defined]
+            mode = next((str(v.value) for k, v in given.items() if re.search(r"mode|direction", k) and isinstance(v, ast.Constant)), "")
+            for call in calls(module):
+                holder = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+                method = methods.get(call.func.attr if isinstance(call.func, ast.Attribute) else "__call__")
+                if method is None or not call.args or not targets(made) & {ast.unparse(holder)}:
+                    continue
+                figure = ast.unparse(call.args[0])
+                lower, higher = bool(LOWER.search(figure)), bool(HIGHER.search(figure))
+                if lower == higher:
+                    continue
+                if mode.lower().startswith(("min", "max")):
+                    if mode.lower().startswith("min") == higher:
+                        yield (made.lineno, "certain", "harmful", f"{owner.name} is handed {figure} with mode {mode!r}", f"Use mode={'min' if lower else 'max'!r} for {figure}.",
+                               evidence(f"`{ast.unparse(made)}` and `{ast.unparse(call)}`"))
+                    continue
+                inside = [f for f in methods.values() if f is method or any(isinstance(c.func, ast.Attribute) and c.func.attr == f.name for c in calls(method))]
+                handed = method.args.args[1].arg if len(method.args.args) > 1 else ""
+                if mode or any(isinstance(n, ast.UnaryOp | ast.Mult) for f in inside for n in ast.walk(f) if handed in words(n) or isinstance(n, ast.Mult)):
+                    continue
+                for test in (n for f in inside for n in ast.walk(f) if isinstance(n, ast.If)):
+                    pair = improvement(test)
+                    if pair is not None and pair[0] == handed and pair[2] == higher:
+                        yield (test.lineno, "certain", "harmful", f"{figure} counts as better when it is {'smaller' if pair[2] else 'larger'}",
+                               f"Turn the comparison round: {'lower' if lower else 'higher'} is better for {figure}.", evidence(f"`{ast.unparse(test.test)}` with {handed} = {figure} (line {call.lineno})"))
+
+
 def hasty_stop(window: Window, file: str, module: ast.Module, still_falling: float, hasty: int) -> Iterator[Claim]:
     """The run broke off with a small patience while the validation loss was still falling."""
     rows = window.calls[(window.calls["phase"] == 1) & np.isfinite(window.calls["value"])]
@@ -151,14 +210,16 @@ def hasty_stop(window: Window, file: str, module: ast.Module, still_falling: flo
     if not window.final or len(epochs) < 3 or min(epochs) <= 0:
         return
     for loop in (n for n in ast.walk(module) if isinstance(n, ast.For) and isinstance(n.iter, ast.Call) and call_name(n.iter) == "range"):
-        planned = constant(window, file, loop.iter.args[-1 if len(loop.iter.args) == 1 else 1]) if isinstance(loop.iter, ast.Call) and loop.iter.args else None
+        planned = setting(window, file, module, loop.iter.args[-1 if len(loop.iter.args) == 1 else 1], loop.lineno)[0] if isinstance(loop.iter, ast.Call) and loop.iter.args else None
         for stop in (n for n in ast.walk(loop) if isinstance(n, ast.If) and any(isinstance(b, ast.Break) for b in n.body)):
             limit = next((c for n in ast.walk(stop.test) if isinstance(n, ast.Compare)
-                          for c in [constant(window, file, n.comparators[0], stop.lineno)] if isinstance(c, int)), None)
-            third = max(1, len(epochs) // 3)
-            fall = 1 - min(epochs[-third:]) / min(epochs[:-third])
+                          for c in [setting(window, file, module, n.comparators[0], stop.lineno)[0]] if isinstance(c, int)), None)
+            line = next((where for n in ast.walk(stop.test) if isinstance(n, ast.Compare) for where in [setting(window, file, module, n.comparators[0], stop.lineno)[1]]), stop.lineno)
+            seen = epochs[:-1] if limit is not None and limit <= 1 and len(epochs) >= 4 else epochs  # one epoch without a best ended the run
+            third = max(1, len(seen) // 3)
+            fall = 1 - min(seen[-third:]) / min(seen[:-third])
             if limit is not None and 0 <= limit <= hasty and isinstance(planned, int) and len(epochs) < 0.7 * planned and fall > still_falling:
-                yield (stop.lineno, "measured", "harmful", f"Stopped after {len(epochs)} of {planned} epochs while validation loss was still falling",
+                yield (line, "measured", "harmful", f"Stopped after {len(epochs)} of {planned} epochs while validation loss was still falling",
                        "Raise the patience and compare with the best value, not the previous one.",
                        Evidence(f"the best validation loss of the last {third} epochs lies {fall:.0%} below the best before; patience {limit}",
                                 "calls", fall, still_falling, len(epochs)))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,11 +12,12 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.loaders import TRAIN, VALIDATION, batch_figures, dataset_line, loaders, roles
-from osler.rules.script import around, calls, origin, repeats_same_input, root
+from osler.rules.order_steps import labelish
+from osler.rules.script import around, call_name, calls, origin, repeats_same_input, root, targets, tree
 
 
 @rule("val-preprocessing-mismatch", "evaluation")
-def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: float = 6.0) -> Iterator[Finding]:
+def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: float = 6.0, far: float = 3.0) -> Iterator[Finding]:
     """Validation inputs are prepared differently from training inputs.
 
     **What it is.** A normalisation, scaling or channel order that training inputs get is missing (or different) for the
@@ -22,7 +25,9 @@ def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: fl
 
     **How it is seen.** Mean and standard deviation of the input batches of both loaders: the scales differ by `ratio` or
     the means by `shift` standard deviations, and by more than `spreads` times their scatter from batch to batch. Without
-    loaders the inputs of the model itself are compared, with twice the margin, and only if validation loss is worse too.
+    loaders the inputs of the model itself are compared, with twice the margin, and only if validation loss is worse too. Where the
+    script fits two kinds of scaler, one of them on the validation rows, the distance `far` between the two sides in the
+    principal components of the training rows (in deviations) counts.
 
     **Why it matters.** The model is judged on inputs of a kind it was never trained on; the true figure is better.
 
@@ -32,7 +37,7 @@ def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: fl
 
     **Source.** RT-DETR issue 312.
     """
-    found = by_loader(window, ratio, shift, spreads) or by_input(window, 2 * ratio, 2 * shift)
+    found = by_loader(window, ratio, shift, spreads) or by_input(window, 2 * ratio, 2 * shift) or by_scaler(window, far)
     if found is not None:
         yield found
 
@@ -86,7 +91,7 @@ def by_loader(window: Window, ratio: float, shift: float, spreads: float) -> Fin
             gaps.append((differ(train, val, ratio, shift) and real, train, val))
         if v in known and all(g[0] for g in gaps):
             _, train, val = gaps[0]
-            return finding(dataset_line(window, known[v]), known[v].at, train, val, len(sides[trained[0]][0]) + len(sides[v][0]),
+            return finding(transform_line(window, known[v].at) or dataset_line(window, known[v]), known[v].at, train, val, len(sides[trained[0]][0]) + len(sides[v][0]),
                            "inputs as served by the two loaders")
     return None
 
@@ -121,3 +126,51 @@ def prepared(window: Window, at: Location) -> Location:
         if found is not None:
             return Location(at.file, found.lineno)
     return at
+
+
+SCALER = re.compile(r"(Scaler|Normalizer|QuantileTransformer|PowerTransformer)$")
+SIDE = re.compile(r"^(va|val|valid|validation|te|test|eval|dev|hold\w*)$|(^|_)(val|valid|test|eval)", re.I)
+
+
+def transform_line(window: Window, at: Location | None) -> Location | None:
+    """Where the transform of the validation side is put together: an entry of a table of transforms, a name of its own."""
+    module = tree(window, at.file) if at is not None else None
+    for node in ast.walk(module) if at is not None and module is not None else ():
+        if isinstance(node, ast.Dict):
+            entries = {k.value: v for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant) and isinstance(k.value, str)}
+            side = next((v for k, v in entries.items() if SIDE.search(k) and isinstance(v, ast.Call | ast.List) and call_name_or_list(v)), None)
+            if side is not None and any(k.startswith("tr") for k in entries):
+                return Location(at.file, side.lineno)  # type: ignore[union-attr]
+        elif isinstance(node, ast.Assign) and any(SIDE.search(t) and re.search(r"transf|tfm?s?$|aug|prep|norm", t, re.I) for t in targets(node)):
+            return Location(at.file, node.lineno)  # type: ignore[union-attr]
+    return None
+
+
+def call_name_or_list(node: ast.expr) -> bool:
+    return isinstance(node, ast.List) or (isinstance(node, ast.Call) and bool(re.search(r"Compose|Sequential|transf", call_name(node), re.I)))
+
+
+def by_scaler(window: Window, far: float) -> Finding | None:
+    """Two kinds of scaler are fitted on inputs, and the sides lie far apart."""
+    fact = next((f for f in reversed(window.facts("experiment")) if f.get("name") == "label-dependence" and f.get("apart") is not None), None)
+    if fact is None or float(fact["apart"]) < far:
+        return None
+    for file in window.sources:
+        module = tree(window, file)
+        fitted: dict[str, int] = {}
+        for call in calls(module, "fit_transform", "fit"):
+            if not call.args or labelish(call.args[0]) or not isinstance(call.func, ast.Attribute):
+                continue
+            holder = call.func.value
+            made = holder if isinstance(holder, ast.Call) else next((n.value for n in ast.walk(module) if isinstance(n, ast.Assign) and root(holder) in targets(n) and isinstance(n.value, ast.Call)), None) \
+                if module is not None else None
+            if isinstance(made, ast.Call) and SCALER.search(call_name(made)):
+                fitted.setdefault(call_name(made), call.lineno)
+        if len(fitted) == 2:
+            (one, first), (two, second) = fitted.items()
+            return Finding(
+                "val-preprocessing-mismatch", "measured", "harmful", f"One side is scaled by {one}, the other by {two}",
+                "Fit one scaler on the training rows and apply it to both sides.", Where.at(Location(file, max(first, second)), also=(f"{file}:{min(first, second)}",)),
+                evidence=(Evidence(f"centroids of training and validation rows are {float(fact['apart']):.2g} deviations apart in the principal components of the training rows",
+                                   "experiment/label-dependence", float(fact["apart"]), far, int(fact.get("other_rows") or 0)),), explains=("splits-apart",))
+    return None

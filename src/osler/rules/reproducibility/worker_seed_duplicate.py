@@ -299,10 +299,19 @@ def own_seed(c: ast.Call, place: ast.AST, loop: ast.stmt, module: ast.Module) ->
     if isinstance(place, ast.FunctionDef) and (HELD_OUT.search(place.name) or place.name.startswith("__")):
         return False
     inner = [f for f in ast.walk(place) if isinstance(f, FUNCTIONS) and f is not place and any(x is c for x in ast.walk(f))]
-    quiet = [s for s in ast.walk(place) if isinstance(s, ast.With) and any(re.search(r"no_grad|inference_mode|fork_rng", ast.unparse(i.context_expr)) for i in s.items)
-             and any(x is c for x in ast.walk(s))]
+    silent = [s for s in ast.walk(place) if isinstance(s, ast.With) and any(re.search(r"no_grad|inference_mode|fork_rng", ast.unparse(i.context_expr)) for i in s.items)]
+    quiet = [s for s in silent if any(x is c for x in ast.walk(s))] or judged_only(place, c, silent)
     iterator = isinstance(loop, ast.For) and any(x is c for x in ast.walk(loop.iter)) and place is loop
     return not inner and not quiet and not iterator and bool(dotted(c.func) or isinstance(c.func, ast.Attribute))
+
+
+def judged_only(place: ast.AST, c: ast.Call, silent: list[ast.With]) -> list[ast.With]:
+    """The generator has a name, and all that use it stand under no_grad: the same draws in every evaluation are meant."""
+    made = next((s for s in ast.walk(place) if isinstance(s, ast.Assign) and any(x is c for x in ast.walk(s.value))), None)
+    names = {t.id for t in made.targets if isinstance(t, ast.Name)} if made is not None else set()
+    inside = {id(n) for s in silent for n in ast.walk(s)}
+    uses = [n for n in ast.walk(place) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+    return silent if uses and all(id(n) in inside for n in uses) else []
 
 
 def target_name(module: ast.Module, c: ast.Call) -> str:

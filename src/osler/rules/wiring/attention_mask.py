@@ -22,7 +22,7 @@ def check(window: Window, *, effect: float = 1e-3, nearly: float = 0.99) -> Iter
     What it is: a language model without a causal mask sees the tokens it shall predict; a mask of the wrong polarity hides the tokens
     and keeps the padding, or hides the past and keeps the future; a row that is masked entirely makes softmax 0/0.
     How it is seen: in a forked copy, later tokens are replaced and outputs at earlier positions change (by more than `effect`), while the
-    target is the input moved by one; shares of masked positions at every masking operation recorded; the softmax that made a NaN.
+    target is the input moved by one; shares of masked positions at every masking operation recorded, and the end of the rows at which token ids are filled up and that the mask hides; the softmax that made a NaN.
     Why it matters: with the answer in view, the loss falls far below what can be predicted and generation fails; an inverted mask leaves
     only padding to look at.
     What to do: is_causal=True or an upper-triangular mask; True means "hide" in masked_fill and key_padding_mask, "keep" in
@@ -82,7 +82,7 @@ def polarity(window: Window, nearly: float) -> Iterator[Finding]:
         elif hidden >= 1.0 and op.grad:
             title = "the mask hides every position"
         elif name != "attn_mask" or op.name.startswith("masked_fill"):
-            title = from_padding(trace, op, name)
+            title = from_padding(trace, op, name) or wrong_end(trace, figures)
         if title:
             evidence = f"{op.name}: {hidden:.0%} of the positions are hidden" + (f", {past:.0%} of the past and {future:.0%} of the future" if past is not None and future is not None else "")
             yield Finding(
@@ -106,6 +106,16 @@ def from_padding(trace: Trace, op: Op, name: str) -> str:
             continue
         if (made.name in ("ne", "gt") and flips % 2 == 0) or (made.name == "eq" and flips % 2 == 1):
             return "the padding mask is inverted: it hides the tokens and keeps the padding"
+    return ""
+
+
+def wrong_end(trace: Trace, figures: dict[str, Any], filled: float = 0.3, few: float = 0.05) -> str:
+    """Token ids are filled up at one end of every row, and the mask hides the other end."""
+    ends = next(({end: float(op.values[f"padded_{end}"]) for end in ("head", "tail")} for op in trace.named("embedding") if "padded_head" in op.values), None)
+    hides = {end: float(figures.get(f"hides_{end}") or 0.0) for end in ("head", "tail")}
+    for end, other in (("head", "tail"), ("tail", "head")):
+        if ends is not None and ends[end] > filled and ends[other] < few and hides[other] > filled and hides[end] < few:
+            return f"the padding mask is inverted: rows are filled up at the {'end' if end == 'tail' else 'start'}, and it hides the other side"
     return ""
 
 

@@ -73,7 +73,7 @@ class RowTables:
         alive = {i: loader for i, ref in self.observer.loaders if (loader := ref()) is not None}
         training = [alive[i].dataset for i in sorted(self.sources) if i in alive]
         judging = [alive[source].dataset] if source in alive else []
-        job = start_other(lambda emit: table(training, judging, self.seen, judged, frame, emit), SECONDS)
+        job = start_other(lambda emit: table(training, judging, self.seen, judged, frame, lambda row: emit({**row, "loader": source})), SECONDS)
         if job is not None:
             self.job, self.started = job, perf_counter()
             self.training.backwards.jobs.append(job)
@@ -95,5 +95,5 @@ class RowTables:
 
 def _first(values: Any) -> torch.Tensor | None:
     """The first tensor of at least two rows; CPU only."""
-    return next((t for t in tensors_in((values,)) if t.device.type == "cpu" and t.dim() >= 1 and t.shape[0] >= 2 and not t.is_sparse), None)
+    return next((t for t in tensors_in((values,), 3) if t.device.type == "cpu" and t.dim() >= 1 and t.shape[0] >= 2 and not t.is_sparse), None)
 
