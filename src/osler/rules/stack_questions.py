@@ -29,7 +29,7 @@ BY_FRAMEWORK = frozenset(("training_step", "on_train_batch_end", "on_train_batch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of stack. ``stack`` holds user lines, innermost first; ``seconds`` of wall time, ``cpu`` of processor time."""
+    """One kind of stack. ``stack`` holds user lines, innermost first; ``seconds`` of wall time, ``cpu`` of work (on Linux with the time spent waiting for a processor)."""
 
     stack: tuple[Location, ...]
     kind: str | None
