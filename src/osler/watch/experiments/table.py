@@ -46,6 +46,7 @@ def compare(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]]
     holdings = dict(holdings_of(frame))
     common: dict[str, float] = {}
     labelled: Rows | None = None
+    between = ("", "")
     if training:
         source = "loaders"
         train = _joined([r for d in training[:2] if (r := _from_dataset(d, TRAIN_ROWS)) is not None])
@@ -55,7 +56,7 @@ def compare(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]]
     else:
         source = "tensors"
         sides = from_frames(seen, judged, holdings)
-        train, other, common, labelled = sides.train, sides.other, sides.common, sides.labelled
+        train, other, common, labelled, between = sides.train, sides.other, sides.common, sides.labelled, sides.between
     if train is None or len(train.x) < 20:
         emit({"name": "table", "unclear": True, "why": "the rows that are trained on were not found", "source": source, "at": None})
         return
@@ -64,7 +65,7 @@ def compare(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]]
     if other is not None and train.order is None:
         find_order(train, other, holdings)
     row: dict[str, Any] = {"name": "table", "source": source, "train_rows": len(train.x), "judged_rows": len(other.x) if other is not None else 0,
-                           "shape": list(train.x.shape[1:]), "dtype": str(train.x.dtype), "common": common, "at": None}
+                           "shape": list(train.x.shape[1:]), "dtype": str(train.x.dtype), "common": common, "between": list(between), "at": None}
     told = train if train.y is not None or labelled is None else labelled
     row["column"] = columns.deciding_column(told.x, told.y, column_names(holdings, told))
     row["window_target"] = columns.target_within(told.x, told.y)
@@ -135,6 +136,7 @@ def _by_item(base: Any, places: Array) -> tuple[Rows | None, Array]:
     xs: list[Array] = []
     ys: list[Any] = []
     kept: list[int] = []
+    named: dict[str, list[int]] = {}
     for place in np.random.default_rng(1).permutation(places) if len(places) > 200 else places:
         item = base[int(place)]
         x, y = _parts(item)
@@ -143,19 +145,25 @@ def _by_item(base: Any, places: Array) -> tuple[Rows | None, Array]:
         xs.append(x)
         ys.append(y)
         kept.append(int(place))
+        for key, value in item.items() if isinstance(item, dict) else ():
+            if (number := numbers_of(value)) is not None and number.ndim == 0 and number.dtype.kind in "iu":
+                named.setdefault(str(key), []).append(int(number))
         if perf_counter() - begin > PATIENCE or sum(a.size for a in xs[-1:]) * len(xs) > 1 << 24:
             break
     if not xs:
         return None, places
     order = np.argsort(kept)
     targets = np.asarray([ys[i] for i in order]) if all(y is not None and np.shape(y) == np.shape(ys[0]) for y in ys) else None
-    return Rows(flat(np.stack([xs[i] for i in order])), target_of(targets) if targets is not None else None), np.asarray(kept)[order]
+    vectors = {key: np.asarray(values)[order] for key, values in named.items() if len(values) == len(kept)}
+    return Rows(flat(np.stack([xs[i] for i in order])), target_of(targets) if targets is not None else None, None, vectors), np.asarray(kept)[order]
 
 
 def _parts(item: Any) -> tuple[Array | None, Any]:
     if isinstance(item, dict):
         values = list(item.values())
         label = next((item[k] for k in item if re.search(r"label|target|^y$", str(k))), None)
+        if label is None and len(item) > 1 and (last := numbers_of(values[-1])) is not None and last.ndim == 0:
+            label = values[-1]
     elif isinstance(item, list | tuple) and item:
         values, label = list(item), item[-1] if len(item) > 1 else None
     else:

@@ -65,13 +65,14 @@ def _sized(value: Any) -> bool:
 @dataclass
 class Sides:
     """What frames tell: both sides, the rows whose targets were seen, the share of training rows in each table named for validation.
-    ``apart``: the training side is what is left of a table without the judged rows, so equal rows cannot be asked for."""
+    ``between``: what both sides are called (empty: a batch, or what the model was called with). ``apart``: the training side is what is left of a table without the judged rows, so equal rows cannot be asked for."""
 
     train: Rows | None = None
     other: Rows | None = None
     labelled: Rows | None = None
     common: dict[str, float] = field(default_factory=dict)
     apart: bool = False
+    between: tuple[str, str] = ("", "")
 
 
 def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, Any]) -> Sides:
@@ -103,12 +104,14 @@ def from_frames(seen: list[tuple[Any, Any]], judged: Any, holdings: dict[str, An
     candidates += [(n, tables[n]) for n in tables if SAYS_JUDGED.search(n) and not SAYS_TRAIN.search(n)]
     shares = {n: float(np.isin(row_keys(t), own).mean()) for n, t in candidates if len(t) >= 5}
     common = {n: round(share, 4) for n, share in shares.items() if n}
-    other = next((Rows(t, _partner(n, len(t), holdings) if n else None) for n, t in candidates if shares.get(n, 1.0) < 0.98), None)
+    judging = next((n for n, t in candidates if shares.get(n, 1.0) < 0.98), None)
+    other = next((Rows(t, _partner(n, len(t), holdings) if n else None) for n, t in candidates if n == judging), None)
+    between = (max(named, key=lambda n: -len(tables[n])) if named else "", judging or "")
     if (other is None or not named) and (both := _by_index(tables, holdings, keys)) is not None:
-        train, other = both
+        train, other, between = both
     if other is None and not named and given is not None and given.shape[1:] == width and (rest := _rest(tables, keys, flat(given), holdings)) is not None:
         return Sides(*rest, labelled, common, apart=True)
-    return Sides(train, other, labelled, common)
+    return Sides(train, other, labelled, common, between=between)
 
 
 def _rest(tables: dict[str, Array], keys: Array, judged: Array, holdings: dict[str, Any]) -> tuple[Rows, Rows] | None:
@@ -130,7 +133,7 @@ def _rest(tables: dict[str, Array], keys: Array, judged: Array, holdings: dict[s
     return None
 
 
-def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -> tuple[Rows, Rows] | None:
+def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -> tuple[Rows, Rows, tuple[str, str]] | None:
     """One table and two named index vectors (or masks) into it."""
     picks = {n: v for n, raw in holdings.items() if (v := vector_of(raw)) is not None and v.dtype.kind in "biu"}
     for name, t in tables.items():
@@ -142,7 +145,7 @@ def _by_index(tables: dict[str, Array], holdings: dict[str, Any], keys: Array) -
                     y = _partner(name, len(t), holdings)
                     sides = Rows(t[one], y[one] if y is not None else None, one), Rows(t[two], y[two] if y is not None else None, two)
                     add_vectors(*sides, len(t), holdings)
-                    return sides
+                    return *sides, (left, right)
     return None
 
 
