@@ -1,9 +1,10 @@
 """Scores osler on folders of cases (``NAME/train.py``, ``fixed.py``, ``truth.json``), faulty and repaired.
 
-usage: python bench/zoo/run.py [FOLDER ...] [--quick] [--jobs 2] [--only SUBSTR] [--json OUT] [--osler CMD]
+usage: python bench/zoo/run.py [FOLDER ...] [--quick] [--identity] [--jobs 2] [--only SUBSTR] [--json OUT] [--osler CMD]
 
 Without folders: ``../shared/zoo`` beside the repository when present, and ``examples/broken``. ``--quick`` runs a fixed subset
-and ends within five minutes. The rules of scoring are in ``score.py``.
+and ends within five minutes. With ``--identity`` every script is also run alone, and what it prints and the hashes of its final parameters and
+random states must be the same; lines that differ between two runs alone (clocks, unseeded draws) do not count. The rules of scoring are in ``score.py``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ QUICK = frozenset({
     "double_activation", "optimizer_before_model", "eval_mode_missing",
 })
 QUICK_SECONDS = 270.0
+WITNESS = Path(__file__).resolve().parent / "witness"
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,19 @@ def jobs_in(folder: Path, only: str, quick: bool) -> list[Job]:
     return found
 
 
-def run(job: Job, osler: list[str], timeout: float) -> Verdict:
+def run(job: Job, osler: list[str], timeout: float, identity: bool = False) -> Verdict:
     """Runs one script in a private copy of its folder (without the answer) and judges what osler wrote."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="zoo-", ignore_cleanup_errors=True) as name:
-        work, out = Path(name), Path(name) / "findings.json"
-        for item in job.case.iterdir():
-            if item.name == "truth.json" or item.name.startswith("__") or item.name == "osler-runs":
-                continue
-            (shutil.copytree if item.is_dir() else shutil.copy)(item, work / item.name)
+        work, out = Path(name) / "work", Path(name) / "findings.json"
+        fresh(job.case, work)
         env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
-        code, stderr = finish([*osler, "run", "--json", str(out), job.script], work, env, timeout)
+        if identity:
+            env.update(PYTHONPATH=os.pathsep.join([str(WITNESS), *filter(None, [env.get("PYTHONPATH")])]), ZOO_WITNESS=str(Path(name) / "watched"), ZOO_SCRIPT=job.script,
+                       PYTHONHASHSEED="0")
+        code, stdout, stderr = finish([*osler, "run", "--json", str(out), job.script], work, env, timeout)
         seconds = time.perf_counter() - started
+        same = alike(job, Path(name), env, timeout, stdout) if identity else None
         document: dict[str, Any] = {}
         broken = None
         try:
@@ -86,20 +89,50 @@ def run(job: Job, osler: list[str], timeout: float) -> Verdict:
             broken, fields = f"{type(e).__name__}: {str(e).replace(name, '.')}", judge(job.truth, [], job.faulty)
         fraction = (document.get("overhead") or {}).get("fraction") if not broken else None
         return Verdict(job.case.name, job.script, job.truth["group"], job.faulty, broken=broken, exit=code,
-                       seconds=round(seconds, 1), overhead=fraction, stderr=stderr[-1500:] if broken else "", **fields)
+                       seconds=round(seconds, 1), identical=same, overhead=fraction, stderr=stderr[-1500:] if broken else "", **fields)
 
 
-def finish(command: list[str], work: Path, env: dict[str, str], timeout: float) -> tuple[int | str, str]:
-    """Exit code (or "timeout") and stderr; a run over time is ended with all of its children."""
-    process = subprocess.Popen(command, cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+def fresh(case: Path, work: Path) -> None:
+    """A private copy of the case without its answer."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for item in case.iterdir():
+        if item.name not in ("truth.json", "osler-runs") and not item.name.startswith("__"):
+            (shutil.copytree if item.is_dir() else shutil.copy)(item, work / item.name)
+
+
+def alike(job: Job, place: Path, env: dict[str, str], timeout: float, printed: str) -> bool | None:
+    """Whether the watched run printed and became what the script does alone; ``None`` where two runs alone differ in all that could tell."""
+    def alone(name: str) -> tuple[list[str], str]:
+        fresh(job.case, place / "work")
+        witness = place / name
+        text = finish([sys.executable, job.script], place / "work", {**env, "ZOO_WITNESS": str(witness)}, timeout)[1]
+        return text.splitlines(), witness.read_text() if witness.exists() else ""
+
+    watched, said = (place / "watched").read_text() if (place / "watched").exists() else "", printed.splitlines()
+    lines, final = alone("first")
+    if (lines, final) == (said, watched):
+        return True
+    again, second = alone("second")
+    if final == second and final != watched:
+        return False
+    if len(lines) == len(again) == len(said):
+        steady = [i for i, (a, b) in enumerate(zip(lines, again, strict=True)) if a == b]
+        return all(said[i] == lines[i] for i in steady) if steady or final == second else None
+    return None if len(lines) != len(again) else False
+
+
+def finish(command: list[str], work: Path, env: dict[str, str], timeout: float) -> tuple[int | str, str, str]:
+    """Exit code (or "timeout"), stdout and stderr; a run over time is ended with all of its children."""
+    process = subprocess.Popen(command, cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
     try:
-        _, stderr = process.communicate(timeout=timeout)
-        return process.returncode, stderr
+        stdout, stderr = process.communicate(timeout=timeout)
+        return process.returncode, stdout, stderr
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        _, stderr = process.communicate()
-        return "timeout", stderr
+        stdout, stderr = process.communicate()
+        return "timeout", stdout, stderr
 
 
 def show(verdicts: list[Verdict], result: dict[str, Any]) -> None:
@@ -132,6 +165,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="a fixed subset, within five minutes")
+    parser.add_argument("--identity", action="store_true", help="also run every script alone and compare")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one run")
     parser.add_argument("--only", default="", metavar="SUBSTR", help="cases whose name contains this")
@@ -147,7 +181,7 @@ def main() -> int:
 
     def one(job: Job) -> Verdict | None:
         left = QUICK_SECONDS - (time.perf_counter() - started) if options.quick else float("inf")
-        return run(job, osler, min(options.timeout, left)) if left > 20 else None
+        return run(job, osler, min(options.timeout, left), options.identity) if left > 20 else None
 
     with futures.ThreadPoolExecutor(options.jobs) as pool:
         for number, verdict in enumerate(pool.map(one, jobs), 1):
@@ -158,8 +192,13 @@ def main() -> int:
             print(f"[{number}/{len(jobs)}] {verdict.mark:7} {verdict.case}/{verdict.script} {verdict.seconds}s",
                   file=sys.stderr, flush=True)
     verdicts.sort(key=lambda v: (not v.faulty, v.group, v.case))
-    result = {**summary(verdicts), "skipped_for_time": skipped, "seconds": round(time.perf_counter() - started, 1)}
+    compared = [v.identical for v in verdicts if v.identical is not None]
+    same = {"identity": {"compared": len(compared), "identical": sum(compared), "unsteady_alone": len(verdicts) - len(compared)}} if options.identity else {}
+    result = {**summary(verdicts), **same, "skipped_for_time": skipped, "seconds": round(time.perf_counter() - started, 1)}
     show(verdicts, result)
+    if options.identity:
+        print(f"identical alone and watched: {sum(compared)} of {len(compared)}; differing: {', '.join(f'{v.case}/{v.script}' for v in verdicts if v.identical is False) or 'none'}; "
+              f"unsteady alone: {len(verdicts) - len(compared)}")
     if skipped:
         print(f"{skipped} runs not started: the five minutes of --quick were over")
     if options.json:

@@ -36,6 +36,7 @@ class Verdict:
     broken: str | None = None
     exit: int | str | None = None
     seconds: float = 0.0
+    identical: bool | None = None
     overhead: float | None = None
     stderr: str = field(default="", repr=False)
 
