@@ -114,12 +114,11 @@ def alike(job: Job, place: Path, env: dict[str, str], timeout: float, printed: s
     if (lines, final) == (said, watched):
         return True
     again, second = alone("second")
-    if final == second and final != watched:
-        return False
-    if len(lines) == len(again) == len(said):
-        steady = [i for i, (a, b) in enumerate(zip(lines, again, strict=True)) if a == b]
-        return all(said[i] == lines[i] for i in steady) if steady or final == second else None
-    return None if len(lines) != len(again) else False
+    one, two, other = (*lines, *final.split()), (*again, *second.split()), (*said, *watched.split())
+    if len(one) != len(two):
+        return None
+    steady = [i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a == b]
+    return len(one) == len(other) and all(other[i] == one[i] for i in steady) if steady else None
 
 
 def finish(command: list[str], work: Path, env: dict[str, str], timeout: float) -> tuple[int | str, str, str]:
