@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from osler.core.facts import Location
 from osler.core.window import Window
-from osler.rules.curve import matrices, parameters
+from osler.rules.curve import matrices, modules, parameters
+from osler.rules.script import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,24 @@ def profile(window: Window) -> Profile | None:
     for row in rows:
         rms[np.searchsorted(steps, row["step"]), column[int(row["param"])]] = float(row["grad_norm"]) / size[int(row["param"])] ** 0.5
     return Profile(steps.astype(np.int64), tuple(uids), rms)
+
+
+def growth(window: Window, off: float | None, start: float = 10.0, least: int = 8, factor: float = 100.0) -> tuple[float, int, Location | None] | None:
+    """How far the outputs of stacked layers grow with depth at the first samples, where the first loss already lay ``start`` times above that of a
+    guess (``off``): last over first, number of layers, where one of them is made."""
+    rows, known = window.stream("activations"), modules(window)
+    if off is None or off < start or not len(rows):
+        return None
+    rows = rows[(rows["step"] == rows["step"].min()) & np.isfinite(rows["std"]) & (rows["std"] > 0)]
+    rows = rows[[str(known.get(int(m), {}).get("class", "")).startswith(("Linear", "Conv")) for m in rows["module"]]]
+    rows = rows[np.argsort(rows["module"])]
+    if len(rows) < least or rows["step"][0] > 2:
+        return None
+    size = np.log(rows["std"].astype(float))
+    place_in_order = np.argsort(np.argsort(size))
+    along = float(np.corrcoef(np.arange(len(size)), place_in_order)[0, 1])
+    third = max(2, len(size) // 3)
+    ratio = float(np.exp(np.median(size[-third:]) - np.median(size[:third])))
+    if along < 0.9 or ratio < factor:
+        return None
+    return ratio, len(rows), place(known.get(int(rows["module"][len(rows) // 2]), {}).get("at"))

@@ -97,10 +97,16 @@ def from_data(window: Window, fact: Fact) -> bool:
     seen += [batch.get("nonfinite")] if isinstance(batch, dict) else []
     if seen and all(n == 0 for n in seen) and not operand(fact).get("nan"):
         return False
-    if overflowed_half(fact):
+    if overflowed_half(fact) or (overflowed(fact) and not any(seen)):
         return False
     before = window.steps[window.steps["step"] <= fact.step]
     return not bool(np.isinf(before["grad_norm"]).any() or np.nanmax(np.abs(before["loss"]), initial=0.0) > 1e12)
+
+
+def overflowed(fact: Fact) -> bool:
+    """The finite values beside the others reach the end of the float32 range: they grew there, no table holds such numbers."""
+    o = operand(fact)
+    return bool(o.get("nonfinite")) and max(abs(number(o.get("min")) or 0.0), abs(number(o.get("max")) or 0.0)) > 1e30
 
 
 def overflowed_half(fact: Fact) -> bool:

@@ -47,6 +47,14 @@ def decided(window: Window, at: Location, value: ast.expr | None, depth: int = 4
     return Location(at.file, value.lineno, at.function)
 
 
+def unpacked(window: Window, at: Location, call: ast.Call | None, name: str) -> Location | None:
+    """The line of an argument that comes out of a mapping: ``SGD(params, **options)``."""
+    if call is None or not any(k.arg is None for k in call.keywords):
+        return None
+    line = _field(window, at.file, name, at.line)
+    return Location(at.file, line, at.function) if line is not None else None
+
+
 def single(value: ast.expr) -> ast.expr:
     """A name inside conversions: ``int(x)``, ``float(cfg.x)``."""
     while isinstance(value, ast.Call) and call_name(value) in ("int", "float", "round", "ceil", "floor", "max", "min") and value.args:

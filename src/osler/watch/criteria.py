@@ -264,6 +264,7 @@ class Criteria:
                 target={"shape": list(target.shape), "dtype": _dtype(target), "requires_grad": target.requires_grad} if isinstance(target, torch.Tensor) else None,
                 reduction=kwargs.get("reduction", "mean"), ignore_index=kwargs.get("ignore_index"), weight=isinstance(kwargs.get("weight"), torch.Tensor)
                 or (len(args) > 2 and isinstance(args[2], torch.Tensor)), label_smoothing=kwargs.get("label_smoothing"), log_target=kwargs.get("log_target"),
+                log_input=kwargs.get("log_input", args[2] if len(args) > 2 and isinstance(args[2], bool) else None),
                 input_op=maker(value.grad_fn) if value.grad_fn is not None else None,
                 input_chain=chain(value.grad_fn) if value.grad_fn is not None else [], result_numel=result.numel() if isinstance(result, torch.Tensor) else None)
             if isinstance(kwargs.get("pos_weight"), torch.Tensor):

@@ -251,7 +251,7 @@ def terms_out_of_balance(window: Window, expander: Expander, found: list[Objecti
         rest = last - pull * late
         if first <= 0 or total <= 0:
             continue
-        heavy = heaviest(found[0], fact)
+        heavy = heaviest(found[0], fact) or bare_sum(window, own, fact)
         share = pull * first / total
         if share < drowned and pull > 0.99 and late >= unmoved * first and total > 0 and heavy is not None:
             yield Finding("loss-scale", "measured", "harmful", f"{fact.get('function')} is drowned: it makes up {share:.2%} of the objective at the start, and does not fall",
@@ -301,6 +301,14 @@ def heaviest(objective: Objective, fact: Fact) -> Location | None:
     if sums:
         return sums[0].reduced or sums[0].at
     return None
+
+
+def bare_sum(window: Window, own: list[Fact], fact: Fact) -> Location | None:
+    """Where another criterion of the objective was built or called that sums over its elements, while this one takes a mean."""
+    if fact.get("reduction") != "mean":
+        return None
+    others = [f for f in own if f.get("index") != fact.get("index") and f.get("reduction") == "sum" and float(f["pull"]["first"]) > 0.2]
+    return loss_built(window, others[0]) if len(others) == 1 else None
 
 
 def divergence(expander: Expander, objective: Objective) -> Term | None:

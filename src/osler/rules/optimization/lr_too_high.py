@@ -9,6 +9,8 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules import nonfinite
 from osler.rules.curve import curve, motion, newest, optimizer
+from osler.rules.depth import growth
+from osler.rules.signal.bad_init import guess
 
 
 @rule("lr-too-high", "optimization")
@@ -29,11 +31,12 @@ def check(window: Window, *, overshoot: float = 4.0, big_step: float = 0.2, grow
 
     **What to do.** Divide the rate by 10 until the loss falls; a warm-up or clipping helps where only the first steps are wild.
 
-    **When this is wrong.** Losses of either sign and models of several optimizers in turn are not judged.
+    **When this is wrong.** Losses of either sign and models of several optimizers in turn are not judged, nor is a deep stack whose signal grows with depth
+    before any step (exploding-gradients).
 
     **Source.** Handbook A §17 (vertical cliff); update ratios of 1e-3 as healthy: Karpathy, CS231n notes.
     """
-    if window.n_steps < 2:
+    if window.n_steps < 2 or growth(window, guess(window)) is not None:
         return
     made = optimizer(window)
     lost = nonfinite.first(window, "loss", "gradient", "parameter")

@@ -13,18 +13,18 @@ from osler.rules import nonfinite
 from osler.rules.curve import curve, in_turn, loaded, matrices, modules, newest, parameters
 from osler.rules.decay import decay_of, is_decoupled, pull
 from osler.rules.schedules import steps_taken
-from osler.rules.values import argument, call_at, decided
+from osler.rules.values import argument, call_at, decided, unpacked
 
 
 @rule("optimizer-hyperparams", "optimization")
-def check(window: Window, *, force: float = 1.5, stuck: float = 0.4, eps_factor: float = 20.0, min_steps: int = 30) -> Iterator[Finding | NotChecked]:
+def check(window: Window, *, force: float = 1.5, stuck: float = 0.4, eps_factor: float = 10.0, min_steps: int = 30) -> Iterator[Finding | NotChecked]:
     """A hyper-parameter of the optimizer other than its learning rate is out of range.
 
     **What it is.** Weight decay that outweighs the gradient, momentum of 1 or more, betas swapped or too slow, an eps far above the
     gradients, dampening that shuts the gradient out.
 
     **How it is seen.** As facts where the algebra decides: momentum ≥ 1, dampening ≥ 1, beta1 above beta2, beta1 ≥ 0.999, an
-    averaging of squares that never updates. As measurements with an outcome otherwise: decay times weights is more than `force` times the
+    averaging of squares that never updates, momentum of 0.995 or more that outlasts the run. As measurements with an outcome otherwise: decay times weights is more than `force` times the
     gradient (the step, for AdamW) while the weights shrink and the loss fell by less than `stuck`; eps is `eps_factor` times
     the root mean square of the gradients, and the loss hardly fell.
 
@@ -55,7 +55,9 @@ def _say(window: Window, made: Fact, name: str, title: str, fix: str, evidence: 
          treatment: str | None = None) -> Finding:
     call = call_at(window, made.at, str(made.get("class"))) or call_at(window, made.at)
     given = argument(call, name)
-    at = decided(window, made.at, given) if made.at is not None and given is not None else made.at
+    at = made.at
+    if at is not None:
+        at = decided(window, at, given) if given is not None else unpacked(window, at, call, name) or at
     return Finding("optimizer-hyperparams", certainty, severity, title, fix, Where.at(at, also=(str(made.at),) if made.at != at else ()), evidence=evidence, treatment=treatment)
 
 
@@ -73,6 +75,10 @@ def _facts(window: Window, made: Fact, steps: int) -> Iterator[Finding]:
     elif momentum is not None and momentum >= 0.995 and kind in ("SGD", "RMSprop") and _failed(window):
         yield _say(window, made, "momentum", f"Momentum {momentum:g} multiplies the step by {1 / (1 - momentum):.0f}, and the loss did not come down", "Set momentum to 0.9.",
                    (Evidence(f"gradients are kept for {1 / (1 - momentum):.0f} steps of {steps}", None, momentum, 0.995, steps),), "harmful", "measured", "momentum-default")
+    elif momentum is not None and momentum >= 0.995 and kind in ("SGD", "RMSprop") and not dampening and 1 / (1 - momentum) >= steps:
+        yield _say(window, made, "momentum", f"Momentum {momentum:g} keeps each gradient for {1 / (1 - momentum):.0f} steps, longer than the whole run of {steps}", "Set momentum to 0.9.",
+                   (Evidence("the velocity never settles: steps grow with the number of steps taken, and follow gradients long out of date", None, 1 / (1 - momentum), float(steps), steps),),
+                   "harmful", treatment="momentum-default")
     if momentum and dampening is not None and dampening >= 1:
         yield _say(window, made, "dampening", f"Dampening is {dampening:g}: after the first step no gradient enters the velocity", "Leave dampening at 0.",
                    (Evidence(f"the velocity gets 1 - {dampening:g} of each gradient", None, dampening, 1.0, steps),), "fatal", treatment="momentum-default")
@@ -115,14 +121,20 @@ def _decay(window: Window, made: Fact, force: float, stuck: float, least: int) -
     line, found = curve(window, least), pull(window, made)
     if line is None or found is None or not line.one_sign or loaded(window):
         return
+    lr = newest(window)["lr"]
+    rate = float(np.nanmax(lr)) if len(lr) and np.isfinite(lr).any() else 0.0
+    if found.decoupled and rate * found.strength >= 0.1 and found.late >= 1.0:
+        yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} at learning rate {rate:.3g} takes {rate * found.strength:.0%} of each weight away at every step",
+                   "Lower weight_decay, to about 1e-2.",
+                   (Evidence(f"what is learned is forgotten within {1 / (rate * found.strength):.1f} steps; decay is {found.late:.2g} times the step", "layers/weight_norm", rate * found.strength, 0.1, found.samples),
+                    Evidence(f"the loss went from {line.start:.4g} to {line.late:.4g}", "steps/loss", line.fall, stuck, line.n)), "harmful", "measured", "weight-decay-default")
+        return
     if line.fall > stuck:
         if found.force >= 1.0 and line.fall < 0.9:
             yield _say(window, made, "weight_decay", f"Weight decay {found.strength:g} pulls as hard as the gradient early on", "If the loss is slow to fall, lower it.",
                        (Evidence(f"decay is {found.force:.2g} times the " + ("step" if found.decoupled else "gradient") + " (median over weight matrices)", "layers/weight_norm",
                                  found.force, 1.0, found.samples),), "note", "measured")
         return
-    lr = newest(window)["lr"]
-    rate = float(np.nanmax(lr)) if len(lr) and np.isfinite(lr).any() else 0.0
     momentum = _number(made.get("defaults") or {}, "momentum") or 0.0
     jump = rate * found.strength / (1 - min(momentum, 0.99)) if found.decoupled or "Adam" not in str(made.get("class")) else 0.0
     strong = max(found.force, found.late) >= force and found.force >= 0.3 * force and (found.shrunk <= 0.6 or found.late >= force)
@@ -152,7 +164,7 @@ def _eps(window: Window, made: Fact, factor: float, stuck: float, least: int) ->
     lr = newest(window)["lr"]
     rate = float(np.nanmax(lr)) if len(lr) and np.isfinite(lr).any() else float("nan")
     ratio = rows["update_norm"].astype(float) / np.maximum(rows["weight_norm"].astype(float), 1e-30)
-    if float(np.median(ratio)) > 1e-3:
+    if float(np.median(ratio)) > 2e-3:
         return
     yield _say(window, made, "eps", f"eps {eps:g} is {eps / rms:.2g} times the gradients' root mean square: steps are that much shorter than lr={rate:.3g} says",
                "Leave eps at 1e-8.",

@@ -11,6 +11,8 @@ from osler.core.window import Window
 from osler.rules.script import FUNCTIONS, call_name, calls, targets, tree, words
 
 STRINGS = re.compile(r"(^|_)(words?|tokens?|chars?|texts?|letters?|sentences?|corpus|names?|tags?|vocab\w*|lines?|docs?|strings?|users?|cities|city|countries|genres?|kinds?|labels?_str|keys?)(_|$|\d)", re.I)
+SPOKEN = re.compile(r"(^|[_.])(words?|chars?|letters?|vocabulary)(_|$)", re.I)
+"""Names of sets that hold strings where text is handled, whatever their elements are called."""
 MAKES_STRINGS = frozenset(("split", "read", "read_text", "lower", "upper", "strip", "join", "replace", "readlines", "splitlines", "format", "decode", "str", "tokenize", "findall"))
 ORDERS = frozenset(("list", "tuple", "enumerate", "iter", "zip", "dict", "join", "array", "asarray", "next"))
 FREE = frozenset(("sorted", "len", "set", "frozenset", "min", "max", "sum", "any", "all", "Counter", "isdisjoint", "issubset", "union", "intersection", "difference", "print", "bool"))
@@ -112,12 +114,28 @@ def stringy(node: ast.AST | None, module: ast.Module, depth: int = 7) -> bool:
                 value = value.args[0]
             if stringy(value, module, depth - 1):
                 return True
-        given = [a for f in ast.walk(module) if isinstance(f, FUNCTIONS) and name in [a.arg for a in f.args.args] for c in calls(module, f.name)
+        given = [a for f in ast.walk(module) if isinstance(f, FUNCTIONS) and name in [a.arg for a in f.args.args] for c in calls(module, *called_as(module, f))
                  for at in [[a.arg for a in f.args.args].index(name) - (f.args.args[0].arg == "self")] if 0 <= at < len(c.args) for a in [c.args[at]]]
         if not bindings and given:
             return any(stringy(a, module, depth - 1) for a in given)
         return not bindings and bool(STRINGS.search(name))
     return False
+
+
+def called_as(module: ast.Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The names a function is called by: the class for its constructor, the variables that hold an instance for ``__call__``."""
+    if function.name not in ("__init__", "__call__", "forward"):
+        return {function.name}
+    owner = next((n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and function in n.body), None)
+    if owner is None or function.name == "__init__":
+        return {owner.name} if owner is not None else {function.name}
+    return {t.split(".")[-1] for s in ast.walk(module) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call) and call_name(s.value) == owner.name for t in targets(s)} or {function.name}
+
+
+def handles_text(module: ast.Module) -> bool:
+    """Strings are split, joined or listed somewhere in the file."""
+    return next(calls(module, *MAKES_STRINGS - {"str", "format", "replace"}), None) is not None or any(
+        isinstance(n, ast.List | ast.Tuple) and len(n.elts) >= 3 and all(isinstance(e, ast.Constant) and isinstance(e.value, str) for e in n.elts) for n in ast.walk(module))
 
 
 def numeric(node: ast.AST, module: ast.Module) -> bool:
@@ -131,7 +149,8 @@ def set_names(module: ast.Module) -> set[str]:
     for s in ast.walk(module):
         if isinstance(s, ast.Assign | ast.AnnAssign) and s.value is not None:
             for t in targets(s):
-                (found if string_set(s.value, module) else ordered).add(t)
+                spoken = isinstance(s.value, ast.SetComp) and bool(SPOKEN.search(t)) and handles_text(module)
+                (found if spoken or string_set(s.value, module) else ordered).add(t)
     grown = {ast.unparse(c.func.value) for c in calls(module, "update", "add") if isinstance(c.func, ast.Attribute) and c.args and stringy(c.args[0], module)}
     empty = {t for s in ast.walk(module) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call) and call_name(s.value) == "set" and not s.value.args for t in targets(s)}
     return (found - ordered) | (empty & grown)

@@ -173,7 +173,7 @@ def stored(window: Window) -> Iterator[Finding]:
                 if not isinstance(s, ast.Assign) or not any(call_name(c) in (*MAKERS, "Generator") for c in calls(s.value)):
                     continue
                 names = {t.attr for t in s.targets if isinstance(t, ast.Attribute)}
-                used = [m for m in methods.values() if m.name != "__init__" and names & words(m)]
+                used = [m for m in methods.values() if m.name != "__init__" and any(isinstance(n, ast.Attribute) and n.attr in names for n in ast.walk(m))]
                 again = any(isinstance(a, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr in names for t in a.targets) for m in used for a in ast.walk(m)) or any(
                     call_name(c) in SEEDS and names & words(c.func) for m in used for c in calls(m))
                 if names and used and not again and not any(n in reseeds for n in names) and (several or passes(window) >= 2):

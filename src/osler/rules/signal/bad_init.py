@@ -18,10 +18,12 @@ from osler.rules.script import call_name, calls, parse, place, words
 
 CONSTANT = re.compile(r"^(constant_|fill_|zeros_|ones_|zero_|full|zeros|ones|zeros_like|ones_like)$")
 RANDOM = re.compile(r"^(normal_|uniform_|randn|rand|trunc_normal_|normal|uniform|xavier_\w+|kaiming_\w+|orthogonal_|mul_)$")
+DIFFERENCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+RECURRENT = re.compile(r"weight_hh")
 
 
 @rule("bad-init", "signal")
-def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: float = 0.05, surprise: float = 3.0, unlearned: float = 0.1) -> Iterator[Finding]:
+def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: float = 0.05, surprise: float = 3.0, unlearned: float = 0.1, again: float = 1.6) -> Iterator[Finding]:
     """The initial weights are constant, or far too large or too small.
 
     **What it is.** Constant weights make all units of a layer equal, and they stay equal; weights far from the scale that
@@ -30,7 +32,7 @@ def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: floa
     **How it is seen.** From the values before the first step. Constant: at least `share` of the weight matrices hold one value, two of
     them in a row (a zero last layer or residual branch alone is common and harmless). Scale: gain = std · √fan-in (1 keeps the
     size; torch's default is 0.58, He 1.41) above `large` in at least `share` of the matrices with a first loss `surprise` times
-    that of a guess or no learning; or below `small` in three or more with no learning.
+    that of a guess (first predictions as many times the targets' size) or no learning, for recurrent weights above `again`; or below `small` in three or more with no learning.
 
     **Why it matters.** A network of equal units is one unit; a saturated or silent one has no gradient.
 
@@ -62,6 +64,11 @@ def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: floa
     line = curve(window)
     failed = line is not None and line.one_sign and line.fall < unlearned
     off = guess(window)
+    off = outsized(window) if off is None else off
+    recurrent = [u for u, g in gains.items() if g > again and RECURRENT.search(str(known[u].get("name")))]
+    if recurrent and (failed or (off is not None and off > surprise)):
+        yield scale(window, recurrent, gains, "large", again, "; they are applied once for every time step" + (f", and the first outputs are {off:.2g} times too large" if off is not None else ""))
+        return
     big = [u for u, g in gains.items() if g > large]
     tiny = [u for u, g in gains.items() if g < small]
     if big and len(big) >= share * len(gains) and ((off is not None and off > surprise) or failed or saturated(window)):
@@ -94,6 +101,16 @@ def guess(window: Window) -> float | None:
         if f.get("function") in ("cross_entropy", "CrossEntropyLoss") and len(shape) >= 2 and shape[1] > 1 and f.get("value_first") is not None \
                 and f.get("reduction", "mean") == "mean":
             return float(f["value_first"]) / math.log(shape[1])
+    return None
+
+
+def outsized(window: Window) -> float | None:
+    """Size of the first predictions over that of the targets, for losses of a difference."""
+    for f in window.facts("criterion"):
+        first = f.get("prediction_first")
+        if f.get("function") in DIFFERENCES and f.get("phase", 0) == 0 and isinstance(first, dict) and f.get("target_std") is not None:
+            target = max(float(f["target_std"]), abs(float(f.get("target_mean") or 0.0)))
+            return max(float(first.get("std") or 0.0), abs(float(first.get("mean") or 0.0))) / target if target > 0 else None
     return None
 
 

@@ -24,7 +24,8 @@ THROUGH = VIEWS | {"normalize", "div", "mul", "add", "sub", "relu"}
 
 
 @rule("embedding-collapse", "signal")
-def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: float = 0.4, unlearned: float = 0.3, long: float = 0.02) -> Iterator[Finding]:
+def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: float = 0.4, unlearned: float = 0.3, long: float = 0.02,
+          gone: float = 0.15, empty: float = 0.02) -> Iterator[Finding]:
     """All embeddings fall onto one point.
 
     **What it is.** A loss over distances or similarities of embeddings (triplet, contrastive, SimSiam) has a trivial answer: the same embedding for every sample.
@@ -32,7 +33,8 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
 
     **How it is seen.** In the samples of the layers that make the embeddings, the deviation over the batch relative to all values. A loss
     that, by the recorded program, holds comparisons of two embeddings of one model (or of its moving average) and nothing else (no margin, no softmax, no variance, no data):
-    the spread fell below `close` and to less than `shrunk` of its start. Any other comparison of embeddings: below `point` and `shrunk`, while the loss fell by less than `unlearned`.
+    the spread fell below `close` and to less than `shrunk` of its start. Any other comparison of embeddings: below `point` and `shrunk`, while the loss fell by less than `unlearned`;
+    or below `point` and `gone` of its start, while the loss went below `empty` of its own (a margin that is never active).
 
     **Why it matters.** The loss may look perfect, or rest at its margin; the embeddings say nothing about the samples.
 
@@ -54,18 +56,21 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
             falls = late < shrunk * start
             alone = meeting.alone and late < close and falls
             stuck = late < point and falls and line.one_sign and line.fall < unlearned and (meeting.op.name in NAMED or not meeting.alone)
-            if alone or stuck:
+            vanished = late < point and late < gone * start and line.one_sign and line.late < empty * line.start and meeting.op.name in NAMED and not meeting.anchored
+            if alone or stuck or vanished:
                 yield say(window, meeting, module, start, late, n, alone, line, long, close if alone else point)
                 return
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two embeddings compared in the loss. ``makers``: modules that made them; ``alone``: the loss only draws embeddings together."""
+    """Two embeddings compared in the loss. ``makers``: modules that made them; ``alone``: the loss only draws embeddings together;
+    ``anchored``: something else in it holds them."""
 
     op: Op
     makers: tuple[int, ...]
     alone: bool
+    anchored: bool = False
 
 
 def meetings(window: Window) -> Iterator[Meeting]:
@@ -87,9 +92,10 @@ def meetings(window: Window) -> Iterator[Meeting]:
             if makers and (twin or shared(run, carrying, op)):
                 found.append((op, makers))
         if found:
-            whole = all(o.name in ATTRACTS for op, _ in found for o in between(run, op)) and all(op.name in ATTRACTS for op, _ in found) and not anchored(run, averaged)
+            fixed = anchored(run, averaged)
+            whole = all(o.name in ATTRACTS for op, _ in found for o in between(run, op)) and all(op.name in ATTRACTS for op, _ in found) and not fixed
             for op, makers in found:
-                yield Meeting(op, makers, whole)
+                yield Meeting(op, makers, whole, fixed)
 
 
 def between(run: Pass, op: Op) -> list[Op]:

@@ -10,21 +10,23 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules import nonfinite
 from osler.rules.curve import curve, modules, newest
-from osler.rules.depth import profile
+from osler.rules.depth import growth, profile
 from osler.rules.script import place
+from osler.rules.signal.bad_init import guess
 
 CLIP = "Clip between backward and step: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "RNNBase")
 
 
 @rule("exploding-gradients", "signal")
-def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: float = 1.5, unlearned: float = 0.1) -> Iterator[Finding]:
+def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: float = 1.5, unlearned: float = 0.1, start: float = 10.0) -> Iterator[Finding]:
     """The gradient grows on its way back through layers or time steps.
 
     **What it is.** Each layer (or time step) enlarges the gradient, so some steps are thrown far off.
 
     **How it is seen.** Through layers: the first third of the weight matrices gets `ratio` times the gradient per weight of the last
-    third from the first samples on. Through time: a recurrent model whose gradient norm jumps to `spike` times its median,
+    third from the first samples on; or the outputs of eight or more layers grow a hundredfold along the depth while the first loss
+    lies `start` times above that of a guess. Through time: a recurrent model whose gradient norm jumps to `spike` times its median,
     with no clipping in place. In both cases only if it did harm: the loss became non-finite, ended no lower than it began, or lay
     `damage` times higher after the spike than before it.
 
@@ -55,6 +57,16 @@ def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: f
                 evidence=(Evidence(f"gradient per weight, first third against last third of {len(seen.uids)} weight matrices: {found:.1e}",
                                    "layers/grad_norm", found, ratio, len(seen.steps)),), treatment="clip")
             return
+    swollen = growth(window, guess(window), start)
+    if swollen is not None and (lost is not None or failed):
+        factor, count, made = swollen
+        yield Finding(
+            "exploding-gradients", "measured", severity, f"The signal grows {factor:.2g}-fold through {count} layers, and the gradient on its way back likewise",
+            "Put a normalisation into each block, scale the branches down (by one over the square root of their number, or start their last layer at zero), or initialise smaller.",
+            Where.at(made or line_of_step(window)), first_step=1, last_step=window.n_steps,
+            evidence=(Evidence(f"deviation of the outputs, last against first of {count} layers: {factor:.2g}; the first loss is {guess(window) or float('nan'):.3g} times that of a guess",
+                               "activations/std", factor, 100.0, count),), treatment="reinit", explains=("lr-too-high", "loss-diverged", "high-initial-loss", "dead-units", "loss-plateau"))
+        return
     recurrent = next((m for m in modules(window).values() if m.get("class") in RECURRENT), None)
     clips = any((f.get("clipped") or 0) > 0 and f.get("position") == "after backward" for f in window.facts("clip"))
     rows = newest(window)

@@ -75,7 +75,7 @@ def claim(fact: Fact) -> tuple[str, str, Evidence, str] | None:
         return ("harmful", f"{function} wants targets of {SIGNED[function]} and gets zeros",
                 Evidence(f"targets lie in [{low:g}, {high:g}]; a target of 0 gives no gradient towards either side", "criterion/target", value=low, threshold=-1.0, samples=calls),
                 "Map the labels with 2 * y - 1 before {line}.")
-    if function == "poisson_nll_loss" and fact.get("log_input", True) and fact.get("input_op") in POSITIVE_OUTPUT:
+    if function == "poisson_nll_loss" and fact.get("log_input", False) is not False and fact.get("input_op") in POSITIVE_OUTPUT:
         return ("harmful", "poisson_nll_loss expects the logarithm of the rate and gets the rate",
                 Evidence(f"the input was made by {fact.get('input_op')}, so it is a rate; log_input is True", "criterion/input", samples=calls),
                 "Pass log_input=False at {line}, or give it the raw output.")
