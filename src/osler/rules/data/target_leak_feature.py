@@ -17,6 +17,7 @@ EXACT = ("code", "copy", "monotone", "threshold", "present")
 SAYS = {"code": "has one value for each class", "copy": "is the target up to scale", "monotone": "rises and falls with the target without exception",
         "threshold": "separates the classes by one cut", "present": "is filled in for one class only", "strong": "nearly is the target"}
 JOINS = ("column_stack", "hstack", "concatenate", "cat", "concat", "c_", "stack", "append", "insert", "assign", "DataFrame", "extend")
+DRAWS = ("randint", "randrange", "integers", "bernoulli")
 FIX = "Leave out what is known only with, or after, the outcome."
 
 
@@ -104,6 +105,8 @@ def intended(window: Window) -> bool:
         module = parse(text)
         if module is None:
             continue
+        if drawn_target(module):
+            return True
         names, columns = label_words(module)
         back = bool(putting_back(module, names, columns))
         for node in ast.walk(module):
@@ -116,6 +119,16 @@ def intended(window: Window) -> bool:
                 x = node.value.elts[0].id
                 if any(isinstance(n, ast.Name) and n.id == x for n in ast.walk(node.value.elts[1])):
                     return True
+    return False
+
+
+def drawn_target(module: ast.Module) -> bool:
+    """A task of recall: the target is drawn at random and written into the input, ``c = randint(...)``, ``x[:, 0] = c``."""
+    for scope in (module, *(n for n in ast.walk(module) if isinstance(n, ast.FunctionDef))):
+        drawn = {t for s in ast.walk(scope) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call) and call_name(s.value) in DRAWS for t in targets(s)}
+        if any(isinstance(s, ast.Assign) and isinstance(s.value, ast.Name) and s.value.id in drawn and any(isinstance(t, ast.Subscript) and root(t) != s.value.id for t in s.targets)
+               for s in ast.walk(scope)):
+            return True
     return False
 
 
@@ -168,6 +181,8 @@ def column_line(window: Window, fact: Fact) -> tuple[Location | None, str]:
             if lists:
                 item = next(e for e in lists[-1].elts if isinstance(e, ast.Constant) and e.value == label)
                 return Location(file, item.lineno), f"{label!r} is in the list of features at line {item.lineno}"
+        if drawn_target(module):
+            return True
         names, columns = label_words(module)
         back = putting_back(module, names, columns)
         if back:
