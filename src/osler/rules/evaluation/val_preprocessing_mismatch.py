@@ -13,6 +13,7 @@ from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.loaders import TRAIN, VALIDATION, batch_figures, dataset_line, loaders, roles
 from osler.rules.order_steps import labelish
+from osler.rules.rows_compared import number, part, tables
 from osler.rules.script import around, call_name, calls, origin, repeats_same_input, root, targets, tree
 
 
@@ -25,7 +26,7 @@ def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: fl
 
     **How it is seen.** Mean and standard deviation of the input batches of both loaders: the scales differ by `ratio` or
     the means by `shift` standard deviations, and by more than `spreads` times their scatter from batch to batch. Without
-    loaders the inputs of the model itself are compared, with twice the margin, and only if validation loss is worse too. Where the
+    loaders the inputs of the model itself, or the columns of both tables, are compared, with twice the margin, and only if validation loss is worse too. Where the
     script fits two kinds of scaler, one of them on the validation rows, the distance `far` between the two sides in the
     principal components of the training rows (in deviations) counts.
 
@@ -37,7 +38,7 @@ def check(window: Window, *, ratio: float = 1.8, shift: float = 1.0, spreads: fl
 
     **Source.** RT-DETR issue 312.
     """
-    found = by_loader(window, ratio, shift, spreads) or by_input(window, 2 * ratio, 2 * shift) or by_scaler(window, far)
+    found = by_loader(window, ratio, shift, spreads) or by_input(window, 2 * ratio, 2 * shift) or by_scaler(window, far) or by_table(window, 2 * ratio, 2 * shift)
     if found is not None:
         yield found
 
@@ -174,3 +175,26 @@ def by_scaler(window: Window, far: float) -> Finding | None:
                 evidence=(Evidence(f"centroids of training and validation rows are {float(fact['apart']):.2g} deviations apart in the principal components of the training rows",
                                    "experiment/label-dependence", float(fact["apart"]), far, int(fact.get("other_rows") or 0)),), explains=("splits-apart",))
     return None
+
+
+def by_table(window: Window, ratio: float, shift: float) -> Finding | None:
+    """The rows of both sides as the comparison found them: the typical column has another scale or place, and the loss is worse."""
+    for fact in tables(window):
+        scales = part(fact, "scales")
+        times, away = number(scales, "ratio", 1.0), number(scales, "shift")
+        at = next((p.at for p in window.facts("phase") if p.get("kind") == "validation" and p.at is not None), None)
+        if not scales or at is None or (1 / ratio < times < ratio and away < shift) or not worse(window, 1.5):
+            continue
+        return Finding(
+            "val-preprocessing-mismatch", "measured", "harmful", f"Columns of the validation rows spread {times:.2g} times as wide as those of training and lie {away:.2g} deviations away",
+            "Apply the same preprocessing to validation as to training (same transform, constants fitted on training rows).", Where.at(named_line(window, fact, at), also=(str(at),)),
+            evidence=(Evidence(f"medians over {int(number(scales, 'columns'))} columns, {int(number(fact.data, 'train_rows'))} training and {int(number(scales, 'rows'))} validation rows",
+                               "experiment/table", times, ratio, int(number(scales, "rows"))),), treatment="normalise-inputs", explains=("splits-apart",))
+    return None
+
+
+def named_line(window: Window, fact: Fact, at: Location) -> Location:
+    """Where the table of the validation side was made."""
+    name = str((fact.get("between") or ["", ""])[-1])
+    found = origin(window, at, name) if name else None
+    return Location(at.file, found.lineno) if found is not None else prepared(window, at)

@@ -70,6 +70,7 @@ def compare(training: list[Any], judging: list[Any], seen: list[tuple[Any, Any]]
     row["column"] = columns.deciding_column(told.x, told.y, column_names(holdings, told))
     row["window_target"] = columns.target_within(told.x, told.y)
     if other is not None:
+        row["scales"] = ask.scales(train.x, other.x) if train.x.dtype.kind == "f" else None
         row["overlap"] = ask.overlap(train.x, other.x)
         row["shifted"] = ask.shifted(train.x, other.x)
         if perf_counter() - begin > 2.0:

@@ -100,6 +100,17 @@ def _distances(b: Array, a: Array) -> Array:
     return found
 
 
+def scales(train: Array, other: Array) -> dict[str, Any] | None:
+    """How the columns of the other side lie on the scale of training: medians over the columns that vary of the ratio of
+    deviations and of the distance of means in training deviations."""
+    a, b = (x.reshape(len(x), -1)[:, :512].astype(np.float64) for x in (train, other))
+    spread = a.std(0)
+    busy = (spread > 1e-9) & (b.std(0) > 1e-12)
+    if busy.sum() < 2 or len(b) < 20:
+        return None
+    return {"ratio": _r(np.median(b.std(0)[busy] / spread[busy])), "shift": _r(np.median(np.abs(b.mean(0) - a.mean(0))[busy] / spread[busy])), "columns": int(busy.sum()), "rows": len(b)}
+
+
 def twins(train: Array, other: Array, y_train: Array | None, y_other: Array | None) -> dict[str, Any] | None:
     """Tight clusters with members on both sides: for each judged row the ordered distances to the training rows have a jump.
 
