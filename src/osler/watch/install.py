@@ -60,6 +60,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
         rows,
         scaling,
         schedulers,
+        steps,
         tools,
     )
     from osler.watch.trace import Tracer
@@ -81,7 +82,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
     session.looks += [stacks.start, growth.look, stacks.tell]
     loaders.passed = growth.passed
     training.backwards.before_snapshot = states.still_there
-    parts = ((modules.install, (session, observer)), (checkpoints.install, (session, states)), (loop.install, (training,)), (backward.install, (session, training.backwards)),
+    parts = ((modules.install, (session, observer)), (checkpoints.install, (session, states)), (steps.install, (training,)), (backward.install, (session, training.backwards)),
              (criterion.install, (session, criteria, training.lane)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
              (tools.install, (session, helpers)), (schedulers.install, (session, schedulers.Schedules(session, training))),
              (clipping.install, (session, clipping.Clips(session, observer, training))), (scaling.install, (session, scaling.Scaling(session, observer, training))),

@@ -1,4 +1,4 @@
-"""The training loop: optimizer construction, steps, backward passes. The hot path lives here."""
+"""The training loop: optimizer construction, steps, backward passes. The hot path lives here; ``steps`` hooks it in."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from osler.core.signals import STEPS
 from osler.watch.autograd import Backwards
-from osler.watch.compiler import invisible, passing, quiet
+from osler.watch.compiler import quiet
 from osler.watch.courier import Late, LateRows
 from osler.watch.cycle import Loop
 from osler.watch.fastlane import FastLane
@@ -29,8 +29,6 @@ from osler.watch.where import construction_line, user_line
 NAN = float("nan")
 FAST_COST = 11e-6
 """Seconds a merely counted step costs (wrappers, counters, finiteness), as bench/overhead found it on a 250 µs step."""
-PLAIN = frozenset(getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))
-"""Optimizers whose step neither calls another step nor enters ``no_grad``: in the fast lane one hook is enough to count them."""
 DEFAULTS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "nesterov", "amsgrad", "maximize", "alpha", "rho", "lr_decay", "initial_accumulator_value",
             "decoupled_weight_decay", "centered")
 
@@ -341,92 +339,3 @@ def _number(value: Any) -> float:
     if isinstance(value, torch.Tensor):
         return scalar(value)
     return float(value) if isinstance(value, int | float) else NAN
-
-
-def install(training: Training) -> None:
-    """Patch ``Optimizer.__init__`` and register the global step hooks."""
-    session = training.session
-    original = Optimizer.__init__
-
-    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if session.guard.armed("optimizer"):
-            start = perf_counter()
-            try:
-                training.constructed(self)
-            except Exception:
-                session.guard.failed("optimizer")
-            session.own += perf_counter() - start
-
-    __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    Optimizer.__init__ = passing(__init__)
-
-    open_steps: list[tuple[int, int]] = []
-    lane, counts = training.lane, training.lane.counts
-
-    def pre(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        session.in_step = True
-        if session.fast:
-            lane.depth += 1
-            return
-        if not session.guard.armed("step"):
-            return
-        try:
-            # A subclass that calls super().step() fires twice; a step that raised never closes, but a backward came since.
-            if open_steps and open_steps[-1] != (id(optimizer), training.backwards.total):
-                open_steps.clear()
-            open_steps.append((id(optimizer), training.backwards.total))
-            if len(open_steps) == 1:
-                training.before_step(optimizer, args, kwargs)
-        except Exception:
-            session.guard.failed("step")
-
-    def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        session.in_step = False
-        if session.fast:
-            lane.depth -= 1
-            if lane.depth > 0:
-                return
-            lane.depth = 0
-            session.step += 1
-            key = id(optimizer)
-            counts[key] = counts.get(key, 0) + 1
-            if session.step < lane.until:
-                return
-            open_steps.clear()
-            lane.leave()
-            return
-        if not session.guard.armed("step"):
-            return
-        try:
-            if open_steps:
-                open_steps.pop()
-            if not open_steps:
-                training.after_step(optimizer, args, kwargs)
-        except Exception:
-            session.guard.failed("step")
-
-    before, after = invisible(pre), invisible(post)
-    handles = {"before": register_optimizer_step_pre_hook(before), "after": register_optimizer_step_post_hook(after)}
-
-    def lighten() -> None:
-        if all(type(loop.ref()) in PLAIN for loop in training.live()):
-            handles.pop("before").remove()
-
-    def restore() -> None:
-        if "before" not in handles:
-            handles["before"] = register_optimizer_step_pre_hook(before)
-        training.left_fast()
-
-    lane.entered, lane.left = lighten, restore
-
-    def for_dynamo() -> None:
-        """From now on Dynamo is loaded anyway: its own decorator keeps hooks out of compiled optimizers without a break."""
-        nonlocal before
-        lane.leave()
-        for handle in handles.values():
-            handle.remove()
-        before = torch.compiler.disable(pre)
-        handles.update(before=register_optimizer_step_pre_hook(before), after=register_optimizer_step_post_hook(torch.compiler.disable(post)))
-
-    session.on_compile.append(for_dynamo)
