@@ -55,7 +55,11 @@ def construction(window: Window, loader: Fact) -> ast.Call | None:
         return None
     made = [c for c in calls(tree(window, at.file)) if c.lineno <= at.line <= (c.end_lineno or c.lineno)
             and call_name(c).lower().endswith("loader")]
-    return min(made, key=lambda c: abs(c.lineno - at.line), default=None)
+    nearest = [c for c in made if abs(c.lineno - at.line) == min(abs(m.lineno - at.line) for m in made)]
+    here = sorted(i for i, f in loaders(window).items() if f.at is not None and (f.at.file, f.at.line) == (at.file, at.line))
+    if len(nearest) == len(here) > 1:  # several on one line: made from left to right
+        return sorted(nearest, key=lambda c: (c.lineno, c.col_offset))[here.index(int(loader["index"]))]
+    return nearest[0] if nearest else None
 
 
 def dataset_argument(window: Window, loader: Fact) -> ast.expr | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,17 +11,8 @@ from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.loaders import (
-    SAYS_TRAIN,
-    SAYS_VALIDATION,
-    TRAIN,
-    VALIDATION,
-    dataset_argument,
-    dataset_line,
-    loader_name,
-    loaders,
-    roles,
-)
+from osler.rules.loaders import TRAIN, VALIDATION, dataset_line, loaders, roles
+from osler.rules.measured_sets import VALIDATION_NAME, cut_line, defined, meant, on_a_grid, said
 from osler.rules.rows_compared import number, tables
 from osler.rules.script import around, below_function, bound, calls, origin, root, targets, trains, tree, words
 from osler.rules.splits import sites
@@ -44,14 +36,16 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
 
     **What to do.** Split once, with a fixed seed, into disjoint indices; remove duplicates before splitting.
 
-    **When this is wrong.** A loader that measures accuracy on the training set on purpose; it is recognised by its name.
+    **When this is wrong.** A figure over the training set on purpose: it is recognised by its name, and by being the training set itself
+    (the same object, or rows that nothing names for validation).
 
     **Source.** Handbook A §22 (exact content); lightning issue 9865.
     """
     rows = window.stream("rows")
     role, known = roles(window), loaders(window)
-    training = [i for i, r in role.items() if r == TRAIN and (rows["loader"] == i).any()]
-    judging = [i for i, r in role.items() if r == VALIDATION and (rows["loader"] == i).any() and i in known]
+    exact = {int(f["loader"]): f for f in tables(window) if f.get("source") == "loaders" and isinstance(f.get("loader"), int) and f.get("overlap")}
+    training = [i for i, r in role.items() if r == TRAIN and i in known and ((rows["loader"] == i).any() or exact)]
+    judging = [i for i in sorted({*role, *exact}) if i in known and i not in training and role.get(i, VALIDATION) == VALIDATION and (i in exact or (rows["loader"] == i).any())]
     if not training or not judging:
         found = whole_graph(window) or tensors(window, share, harmful, min_rows) or drawn_again(window)
         if found is not None:
@@ -59,43 +53,81 @@ def check(window: Window, *, share: float = 0.02, harmful: float = 0.05, min_row
         elif not tables(window):
             yield NotChecked("train-val-overlap", "no training and validation DataLoader was seen whose rows could be compared")
         return
-    parts = [one_pass(rows, i) for i in training]
-    seen = np.unique(np.concatenate([rows[rows["loader"] == i]["hash"] for i in training]))
-    chance = coincidence(parts, len(seen))
-    if chance is None:
+    parts = [p for i in training if len(p := one_pass(rows, i))]
+    judged = [m for i in judging if (m := by_table(exact[i], training, known) if i in exact else by_rows(rows, i, parts, training, known)) is not None]
+    if not judged:
         yield NotChecked("train-val-overlap", "too few row fingerprints of the training loader were recorded")
-        return
-    for index in judging:
-        own = one_pass(rows, index)
-        hit = np.isin(own["hash"], seen)
-        overlap, n = float(hit.mean()), len(own)
-        excess = overlap - chance
-        error = sigmas * float(np.sqrt(max(chance * (1 - chance), 1e-4) / n))
-        copies = oversampled(parts[0], own)
-        if int(hit.sum()) < min_rows or (excess < max(share, error) and copies is None):
+    for one in judged:
+        error = sigmas * float(np.sqrt(max(one.chance * (1 - one.chance), 1e-4) / one.rows))
+        own = one_pass(rows, one.loader)
+        copies = oversampled(parts[0], own) if parts and len(own) else None
+        if one.hits < min_rows or (one.overlap - one.chance < max(share, error) and copies is None):
             continue
-        verdict = meant(window, known, index, training)
-        if verdict == "train":
+        verdict = meant(window, one.loader, training)
+        if verdict in ("train", "same"):
             continue
-        at = split_line(window, known[index])
+        loud = verdict == "validation" or not (one.inside or one.covers)
+        at = split_line(window, known[one.loader])
         yield Finding(
-            "train-val-overlap", "certain" if verdict == "validation" or overlap < 0.98 else "suspected",
-            "note" if verdict == "unknown" and overlap > 0.98 else "harmful" if excess >= harmful or copies is not None else "note",
-            f"{int(hit.sum())} of {n} validation rows ({overlap:.0%}) are also training rows" + (", copies made before the split" if copies is not None else ""),
+            "train-val-overlap", "certain" if loud else "suspected",
+            "harmful" if loud and (one.overlap - one.chance >= harmful or copies is not None) else "note",
+            f"{one.hits} of {one.rows} validation rows ({one.overlap:.0%}) are also training rows" + (", copies made before the split" if copies is not None else ""),
             "Split once into disjoint indices (seeded generator, before copying or oversampling rows) and build both sets from them.",
-            Where.at(at, also=(str(known[index].at),) if known[index].at is not None and known[index].at != at else ()),
-            evidence=(Evidence(f"{int(hit.sum())} of {n} validation rows have the fingerprint of one of the {len(seen)} training rows looked at; by chance "
-                               f"{chance:.1%} would (different training rows that are equal)", "rows/hash", overlap, chance + max(share, error), n),
+            Where.at(at, also=(str(known[one.loader].at),) if known[one.loader].at is not None and known[one.loader].at != at else ()),
+            evidence=(Evidence(f"{one.hits} of {one.rows} validation rows have the fingerprint of one of the {one.seen} training rows looked at; by chance "
+                               f"{one.chance:.1%} would (different training rows that are equal)", "rows/hash", one.overlap, one.chance + max(share, error), one.rows),
                       *((Evidence(f"{copies[1]:.0%} of the repeated training rows have label {copies[0]}", "rows/label", copies[1], 0.9, len(parts[0])),)
                         if copies is not None else ())))
         return
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """How the rows of a loader meet the training rows. ``inside``: all are training rows, as far as those were looked at; ``covers``: all training rows are among them."""
+
+    loader: int
+    rows: int
+    hits: int
+    chance: float
+    seen: int
+    inside: bool
+    covers: bool
+
+    @property
+    def overlap(self) -> float:
+        return self.hits / max(self.rows, 1)
+
+
+def size(known: dict[int, Fact], training: list[int]) -> float:
+    return float(sum({known[t].get("same_data") or -t: float(known[t].get("rows") or 0) for t in training}.values()))
+
+
+def by_table(fact: Fact, training: list[int], known: dict[int, Fact]) -> Met | None:
+    """From the comparison of both data sets in the forked copy."""
+    own, n, seen = fact.get("overlap") or {}, int(number(fact.data, "judged_rows")), int(number(fact.data, "train_rows"))
+    if n < 1:
+        return None
+    copied = number(own, "measured") >= 3  # measured quantities: equal rows are copies, whatever the training set holds of its own
+    hits = int(number(own, "hits"))
+    return Met(int(fact["loader"]), n, hits, 0.0 if copied else number(own, "chance"), seen, hits >= 0.9 * n * min(1.0, seen / max(size(known, training), 1.0)), hits >= 0.9 * seen)
+
+
+def by_rows(rows: np.ndarray, index: int, parts: list[np.ndarray], training: list[int], known: dict[int, Fact]) -> Met | None:
+    """From the fingerprints of the batches that were served."""
+    own = one_pass(rows, index)
+    seen = np.unique(np.concatenate([rows[rows["loader"] == i]["hash"] for i in training]))
+    chance = coincidence(parts, len(seen))
+    if chance is None:
+        return None
+    hits = int(np.isin(own["hash"], seen).sum())
+    return Met(index, len(own), hits, chance, len(seen), hits >= 0.9 * len(own) * min(1.0, len(seen) / max(size(known, training), 1.0)), bool(np.isin(seen, own["hash"]).mean() >= 0.9))
 
 
 def one_pass(rows: np.ndarray, loader: int) -> np.ndarray:
     """Rows of the longest recorded pass of a loader."""
     own = rows[rows["loader"] == loader]
     passes, counts = np.unique(own["pass_"], return_counts=True)
-    chosen: np.ndarray = own[own["pass_"] == passes[int(np.argmax(counts))]]
+    chosen: np.ndarray = own[own["pass_"] == passes[int(np.argmax(counts))]] if len(passes) else own
     return chosen
 
 
@@ -124,18 +156,6 @@ def oversampled(train: np.ndarray, val: np.ndarray) -> tuple[int, float] | None:
     return (top, share) if share > 0.95 and clean and np.isin(val["hash"], train["hash"]).mean() > 0.02 else None
 
 
-def meant(window: Window, known: dict[int, Fact], index: int, training: list[int]) -> str:
-    """What the script calls this loader: ``train`` when it measures the training set on purpose."""
-    name = loader_name(window, known[index])
-    data = root(dataset_argument(window, known[index])) or ""
-    if SAYS_TRAIN.search(name):
-        return "train"
-    if SAYS_VALIDATION.search(name):
-        return "validation"
-    same = any(root(dataset_argument(window, known[t])) == data != "" for t in training if t in known)
-    return "train" if same and SAYS_TRAIN.search(data) else "unknown" if same else "validation" if SAYS_VALIDATION.search(data) else "unknown"
-
-
 def split_line(window: Window, loader: Fact) -> Location | None:
     """A call that splits, in the statement that made the set or right above; else that statement."""
     at = dataset_line(window, loader)
@@ -159,10 +179,11 @@ def whole_graph(window: Window) -> Finding | None:
         if mask is None or not any(OTHER_MASK.match(n) for n in names):
             continue
         flow, queue = set(), set(words(statements[-1]))
-        scope = [s for s in ast.walk(module) if isinstance(s, ast.stmt) and targets(s)]
+        loops = [s for s in statements if isinstance(s, ast.For)]  # batches come from the loader that the loop runs over
+        scope = [s for s in ast.walk(module) if isinstance(s, ast.stmt) and targets(s) and not isinstance(s, ast.For)]
         for _ in range(6):
             flow |= queue
-            queue = {w for s in scope if targets(s) & flow and not isinstance(s, ast.For) for w in words(s)} - flow
+            queue = ({w for s in scope if targets(s) & flow for w in words(s)} | {w for s in loops if targets(s) & flow for w in words(s.iter)}) - flow
         if mask in flow or any(origin(window, at, w) is None and TRAIN_MASK.match(w) for w in flow):
             continue
         n = ((criterion.get("input") or {}).get("shape") or [0])[0]
@@ -180,24 +201,25 @@ def tensors(window: Window, share: float, harmful: float, min_rows: int) -> Find
         own = fact.get("overlap") or {}
         hit, chance, n = number(own, "share"), number(own, "chance"), int(number(fact.data, "judged_rows"))
         common = fact.get("common") or {}
-        name = max((k for k in common if SAYS_VALIDATION.search(k) or VALIDATION_NAME.search(k)), key=lambda k: float(common[k]), default=None)
+        name = max((k for k in common if said(k) == "validation" or VALIDATION_NAME.search(k)), key=lambda k: float(common[k]), default=None)
         if name is not None and float(common[name]) > hit:
             hit = float(common[name])
+        chance = 0.0 if number(own, "measured") >= 3 else chance
         if fact.get("source") != "tensors" or hit - chance < max(share, 4 * float(np.sqrt(max(chance * (1 - chance), 1e-4) / max(n, 20)))) or hit * max(n, min_rows) < min_rows:
             continue
-        if name is None and hit > 0.98:
+        if name is None:
+            name = next((b for b in (fact.get("between") or ("", ""))[1:] if said(b) == "validation" or VALIDATION_NAME.search(b)), None)
+        if name is None:
+            continue  # rows that nothing names for validation: a figure over training rows, or over all of them
+        made, here = defined(window, name), sites(window)
+        if made is not None and on_a_grid(made[1]):
             continue
-        here = sites(window)
-        line = next((Location(s.file, s.line) for s in here if name is not None and name.split(".")[-1] in window.line(s.file, s.line)), None) \
-            or (Location(here[-1].file, here[-1].line) if here else None)
+        line = cut_line(window, name) or (Location(here[-1].file, here[-1].line) if here else None)
         return Finding(
             "train-val-overlap", "certain", "harmful" if hit - chance >= harmful else "note", f"{hit:.0%} of the validation rows are also training rows",
             "Split once into disjoint indices (seeded generator, before copying or oversampling rows) and build both sets from them.", Where.at(line),
-            evidence=(Evidence(f"{hit:.0%} of the rows{' of ' + name if name else ''} have the fingerprint of a training row; by chance {chance:.1%} would", "experiment/table", hit, chance + share, n),))
+            evidence=(Evidence(f"{hit:.0%} of the rows of {name} have the fingerprint of a training row; by chance {chance:.1%} would", "experiment/table", hit, chance + share, n),))
     return None
-
-
-VALIDATION_NAME = re.compile(r"[xX](va|val|te|test|valid|dev)|(va|val|te|test|valid|dev)[xX_]")
 
 
 def drawn_again(window: Window) -> Finding | None:

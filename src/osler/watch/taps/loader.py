@@ -63,6 +63,7 @@ class Loaders:
         self.batch_next = 0
         self.cost = 1e-4
         self.passed: Callable[[], None] = lambda: None
+        self.data: dict[int, tuple[Any, int]] = {}
 
     @quiet
     def constructed(self, loader: Any) -> None:
@@ -74,9 +75,20 @@ class Loaders:
         self.session.fact("loader", construction_line(loader), index=index, batch_size=loader.batch_size, sampler=type(loader.sampler).__name__,
                           shuffle=type(loader.sampler).__name__ == "RandomSampler", workers=loader.num_workers, drop_last=bool(loader.drop_last),
                           length=_length(loader), rows=_length(dataset), dataset=type(dataset).__name__, dataset_at=_json(_getitem_line(dataset)),
-                          pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), **sampler_figures(loader), **_sharding(loader), **{"class": type(loader).__name__})
+                          pin_memory=bool(loader.pin_memory), persistent=bool(loader.persistent_workers), same_data=self._first_over(dataset, index), **sampler_figures(loader), **_sharding(loader), **{"class": type(loader).__name__})
         if len(self.observer.loaders) < 8:
             self.observer.loaders.append((index, weakref.ref(loader)))
+
+    def _first_over(self, dataset: Any, index: int) -> int | None:
+        """The first loader over this very object; ``None`` where that cannot be told (lists have no weak references)."""
+        try:
+            ref = weakref.ref(dataset)
+        except TypeError:
+            return None
+        known = self.data.get(id(dataset))
+        if known is None or known[0]() is not dataset:
+            known = self.data[id(dataset)] = (ref, index)
+        return known[1]
 
     @quiet
     def begin(self, iterator: Any, loader: Any) -> None:
