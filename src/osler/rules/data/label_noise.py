@@ -53,6 +53,9 @@ def check(window: Window, *, contradicted: float = 0.15, apart: float = 0.12, er
     varied = any(f.get("name") == "item-repeat" and f.get("random") and f.get("loader") == fact.get("loader") for f in window.facts("experiment"))
     if varied:  # items are augmented: what a row loses by that is no fault of its label
         contradicted, apart = max(contradicted, 0.25), max(apart, 0.2)
+    judged = fact.get("other") is not None and any(f.get("name") == "item-repeat" and f.get("random") and f.get("loader") != fact.get("loader") for f in window.facts("experiment"))
+    if varied and not judged and m and overwritten(window) is None:
+        return  # augmented rows are harder than those of validation: no yardstick
     if dep.independent:
         yield from random_labels(window, dep)
         return

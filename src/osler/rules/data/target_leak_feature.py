@@ -181,8 +181,6 @@ def column_line(window: Window, fact: Fact) -> tuple[Location | None, str]:
             if lists:
                 item = next(e for e in lists[-1].elts if isinstance(e, ast.Constant) and e.value == label)
                 return Location(file, item.lineno), f"{label!r} is in the list of features at line {item.lineno}"
-        if drawn_target(module):
-            return True
         names, columns = label_words(module)
         back = putting_back(module, names, columns)
         if back:

@@ -177,7 +177,7 @@ def mean_of(node: ast.expr, made: ast.expr | None, names: set[str]) -> bool:
     def stacked(x: ast.AST) -> bool:
         return isinstance(x, ast.Call) and call_name(x) in ("stack", "tensor", "as_tensor", "array", "Tensor", "asarray") and bool(x.args) and is_list(x.args[0])
 
-    if isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average"):
+    if isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average") and not any(k.arg == "weights" for k in node.keywords):
         first = node.args[0] if node.args else None
         return is_list(first) or (first is not None and stacked(first)) or (isinstance(node.func, ast.Attribute) and stacked(node.func.value))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.left, ast.Call) and call_name(node.left) == "sum" and node.left.args:
@@ -199,4 +199,4 @@ def by_count(node: ast.AST, loop: ast.For) -> bool:
     if isinstance(node, ast.Call) and call_name(node) == "mean" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
         inner = node.func.value
         return call_name(inner) in ("stack", "tensor", "as_tensor", "array", "Tensor") and bool(inner.args) and isinstance(inner.args[0], ast.Name)
-    return isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average") and len(node.args) == 1 and isinstance(node.args[0], ast.Name)
+    return isinstance(node, ast.Call) and call_name(node) in ("mean", "fmean", "average") and len(node.args) == 1 and isinstance(node.args[0], ast.Name) and not any(k.arg == "weights" for k in node.keywords)
