@@ -86,7 +86,7 @@ def indexed(walk: Walk, node: ast.Subscript, env: dict[str, Value]) -> Value:
     if not value.rows and at.rows:  # a table of codes looked up by row: enc[city]
         return replace(at, learned=at.learned | value.learned, label=value.label and not value.learned, items=(), mask=False)
     if not value.rows or at.names:
-        return replace(value, learned=value.learned | at.learned, items=(), names=())
+        return replace(value, label=value.label or bool(set(at.names) & walk.label_columns), learned=value.learned | at.learned, items=(), names=value.names if "groupby" in value.names else ())
     if at.order:
         return value
     if not at.rows and not at.mask and not at.places and value.whole & walk.frames and not accessor:

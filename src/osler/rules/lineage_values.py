@@ -11,6 +11,7 @@ from osler.rules.script import calls, root
 
 LABEL = re.compile(r"^(self\.)?_?(y|ys|yy|[yY]_\w+|[yY](all|full|tr|va|te|train|val|test)|\w*labels?|\w*targets?|tgts?|outcomes?|responses?|classes|cls)$")
 FEATURE = re.compile(r"^(self\.)?_?([xX]s?|[xX]_?\w{0,6}|\w*feat\w*|inputs?|data\w*|df\w*|frame|table|imgs?|images|matrix)$")
+FRAME = re.compile(r"^(df|frame|table|data|tr|va|train|val|test)\w*$")
 NONE: frozenset[int] = frozenset()
 
 
@@ -116,6 +117,10 @@ def named_labels(module: ast.Module) -> tuple[set[str], set[str]]:
         if len(call.args) >= 2 and (name := root(call.args[1])) is not None and not FEATURE.match(name):
             names.add(name)
     columns: set[str] = set()
+    for call in calls(module, "TensorDataset"):
+        if len(call.args) == 2:
+            columns |= {n.attr for n in ast.walk(call.args[1]) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and FRAME.match(n.value.id) and n.attr not in ("values", "shape", "index", "iloc", "loc")}
+            columns |= {n.slice.value for n in ast.walk(call.args[1]) if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant) and isinstance(n.slice.value, str)}
     for node in ast.walk(module):
         for goal, made in pairs(node):
             target = root(goal) or ""
@@ -123,7 +128,7 @@ def named_labels(module: ast.Module) -> tuple[set[str], set[str]]:
                 columns |= {n.value for n in ast.walk(made) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier()
                             and n.value not in ("int64", "float32", "cpu", "cuda", "long")}
                 columns |= {n.attr for n in ast.walk(made) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-                            and re.match(r"^(df|frame|table|data|tr|va|train|val|test)\w*$", n.value.id) and n.attr not in ("values", "shape", "index", "iloc", "loc", "columns")}
+                            and FRAME.match(n.value.id) and n.attr not in ("values", "shape", "index", "iloc", "loc", "columns")}
     for call in calls(module, "drop", "pop"):
         columns |= {n.value for n in ast.walk(call) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value not in ("columns", "index", "id")}
     return names, columns

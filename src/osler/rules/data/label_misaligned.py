@@ -230,7 +230,7 @@ def by_listing(window: Window) -> tuple[Location, str] | None:
                 continue
             if by is None:
                 return Location(file, call.lineno), "in the order in which the directory lists them"
-            if call_name(by) != "natsorted" and not by.keywords and re.search(r"[fF][\"'][^\"'\n]*\{\w+\}\.\w+[\"']|str\(\w+\)\s*\+\s*[\"']\.\w+", text):
+            if call_name(by) != "natsorted" and not by.keywords and re.search(r"[\"'][^\"'\n]*(\{\w*\}|%d|%i)\.\w+[\"']|str\(\w+\)\s*\+\s*[\"']\.\w+", text):
                 return Location(file, call.lineno), "by the letters of their names (10 before 2)"
     return None
 

@@ -10,7 +10,7 @@ from osler.core.facts import Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
-from osler.rules.script import LOOPS, call_name, calls, constant, targets, tree, words
+from osler.rules.script import FUNCTIONS, LOOPS, call_name, calls, constant, targets, tree, words
 
 LOWER = re.compile(r"(^|_)(loss\w*|err|error|mse|rmse|mae|nll|ppl|perplexity|vl|vloss|deviance)($|_|\d)", re.I)
 HIGHER = re.compile(r"(^|_)(acc|accuracy|auc|auroc|f1|iou|miou|map|dice|r2|ndcg|bleu|recall|precision|hits?|psnr|ssim)($|_|\d)", re.I)
@@ -54,10 +54,11 @@ Claim = tuple[int, str, str, str, str, Evidence]
 
 def branches(window: Window, file: str, module: ast.Module) -> Iterator[Claim]:
     """The ``if metric < best: best = metric`` of the script, checked for direction, start value, copies and counter."""
-    for loop in (n for n in ast.walk(module) if isinstance(n, LOOPS)):
+    methods = [f for n in ast.walk(module) if isinstance(n, ast.ClassDef) for f in n.body if isinstance(f, FUNCTIONS)]
+    for loop in (*(n for n in ast.walk(module) if isinstance(n, LOOPS)), *methods):  # a method is called once an epoch and keeps the best in ``self``
         for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
             pair = improvement(test)
-            if pair is None:
+            if pair is None or (loop in methods and f"self.{pair[1]}" not in {t for s in test.body for t in targets(s)}):
                 continue
             metric, best, smaller = pair
             lower, higher = bool(LOWER.search(metric)), bool(HIGHER.search(metric))
@@ -215,10 +216,10 @@ def hasty_stop(window: Window, file: str, module: ast.Module, still_falling: flo
             limit = next((c for n in ast.walk(stop.test) if isinstance(n, ast.Compare)
                           for c in [setting(window, file, module, n.comparators[0], stop.lineno)[0]] if isinstance(c, int)), None)
             line = next((where for n in ast.walk(stop.test) if isinstance(n, ast.Compare) for where in [setting(window, file, module, n.comparators[0], stop.lineno)[1]]), stop.lineno)
-            seen = epochs[:-1] if limit is not None and limit <= 1 and len(epochs) >= 4 else epochs  # one epoch without a best ended the run
+            seen = epochs[:-1] if limit is not None and limit <= 1 else epochs  # one epoch without a best ended the run
             third = max(1, len(seen) // 3)
             fall = 1 - min(seen[-third:]) / min(seen[:-third])
-            if limit is not None and 0 <= limit <= hasty and isinstance(planned, int) and len(epochs) < 0.7 * planned and fall > still_falling:
+            if limit is not None and 0 <= limit <= hasty and isinstance(planned, int) and len(epochs) < 0.7 * planned and fall > (still_falling if limit > 1 or len(epochs) > 0.1 * planned else still_falling / 4):
                 yield (line, "measured", "harmful", f"Stopped after {len(epochs)} of {planned} epochs while validation loss was still falling",
                        "Raise the patience and compare with the best value, not the previous one.",
                        Evidence(f"the best validation loss of the last {third} epochs lies {fall:.0%} below the best before; patience {limit}",
