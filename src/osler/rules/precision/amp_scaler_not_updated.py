@@ -61,6 +61,16 @@ def check(window: Window, *, builds: int = 3, repeated: float = 1.3, in_a_row: i
     yield from by_hand(window)
 
 
+def called_in_loop(window: Window, at: Location | None) -> Location | None:
+    """Where a function that only builds the thing at this line is called inside a loop."""
+    function = function_around(around(window, at)) if at is not None else None
+    if function is None or at is None or any(isinstance(n, ast.For | ast.While) for n in ast.walk(function)):
+        return at
+    loops = [n for n in ast.walk(tree(window, at.file) or ast.Module([], [])) if isinstance(n, ast.For | ast.While)]
+    found = [c.lineno for loop in loops for c in calls(loop, function.name)]
+    return Location(at.file, min(found)) if found and len(function.body) <= 3 else at
+
+
 def one(window: Window, f: Fact, builds: int, repeated: float, in_a_row: int) -> Iterator[Finding]:
     count = {k: int(f.get(k) or 0) for k in ("scales", "steps", "unscales", "updates", "skipped", "longest", "direct", "instances")}
     lines = {k: place(v) for k, v in (f.get("lines") or {}).items()}
@@ -80,7 +90,7 @@ def one(window: Window, f: Fact, builds: int, repeated: float, in_a_row: int) ->
     elif count["instances"] >= builds and count["instances"] > optimizers(window) and count["scales"]:
         per = count["scales"] / count["instances"]
         yield finding("certain", "harmful", f"The scaler is built anew every {'step' if per < 2 else f'{per:.0f} steps'}: its scale starts at {f.get('init_scale'):g} each time",
-                      "Build one scaler before the loop and keep it (and its state_dict in checkpoints).", f.at, text + f", {count['instances']} scalers from one line")
+                      "Build one scaler before the loop and keep it (and its state_dict in checkpoints).", called_in_loop(window, f.at), text + f", {count['instances']} scalers from one line")
     elif count["direct"] and (beside := plain_step(window, lines)) is not None:
         yield finding("certain", "harmful", "optimizer.step() is called beside the scaler: steps with infinite gradients are not skipped" if not count["steps"] else
                       "Each gradient is applied twice: by scaler.step() and by optimizer.step()", "Step with scaler.step(optimizer) alone.", beside,

@@ -53,7 +53,7 @@ def check(window: Window, *, lost: float = 0.3, samples: int = 2, product: float
         gone = [r for r in known if (r in marked and r.zero >= lost) or (r.zero >= 0.999 and (marked or silent))]
         if gone:
             worst = max(gone, key=lambda r: r.zero)
-            at = next((f.at for f in live), None) if tiny_scale else first_autocast(window)
+            at = next((f.at for f in live), None) if tiny_scale else switched_off(window) or first_autocast(window)
             yield Finding(
                 "fp16-underflow", "measured", "harmful",
                 f"{worst.zero:.0%} of the gradient of {worst.name} is exactly 0 in float16" + (f": the loss scale is {scale:.3g}" if tiny_scale else ", with no loss scaling"),
@@ -97,6 +97,12 @@ def layers(window: Window, samples: int) -> list[Layer]:
 
 def parameter(window: Window, uid: object) -> dict[str, Any]:
     return next((p for f in reversed(window.facts("params")) for p in f.get("params") or () if p.get("uid") == uid), {})
+
+
+def switched_off(window: Window) -> Location | None:
+    """A gradient scaler that was built with ``enabled=False``."""
+    found = [f.at for f in window.facts("scaler") if f.get("enabled") is False and f.at is not None]
+    return found[-1] if found and not scaling.active(window) else None
 
 
 def first_autocast(window: Window) -> Location | None:

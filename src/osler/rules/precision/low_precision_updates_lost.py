@@ -13,7 +13,7 @@ from osler.core.trace import Op, Trace
 from osler.core.window import Window
 from osler.rules import scaling
 from osler.rules.code_questions import nodes
-from osler.rules.script import calls, tree, words
+from osler.rules.script import assignment, calls, tree, words
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 HALVES = ("bfloat16", "float16", "half", "bf16", "fp16")
@@ -88,7 +88,10 @@ def cast_line(window: Window) -> Location | None:
     here = [at for at, _ in found if at.file in makers] or [at for at, _ in found]
     above = [at for at in here if first is not None and at.file == first.file and at.line <= first.line]
     if here:
-        return above[-1] if above else here[0]
+        at = above[-1] if above else here[0]
+        names = {w for n in ast.walk(tree(window, at.file) or ast.Module([], [])) if isinstance(n, ast.Call) and n.lineno == at.line and casts(n) for w in words(n)} & aliases(window)
+        named = next((a for name in names if (a := assignment(window, at.file, name, at.line)) is not None), None)
+        return Location(at.file, named.lineno, at.function) if named is not None else at
     given = nodes(window, lambda n: isinstance(n, ast.keyword) and n.arg in ("dtype", "torch_dtype", "param_dtype") and bool(set(words(n.value)) & set(HALVES)))
     return given[0][0] if given else None
 

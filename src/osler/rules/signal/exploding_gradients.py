@@ -19,15 +19,15 @@ RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "RNNBase")
 
 
 @rule("exploding-gradients", "signal")
-def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: float = 1.5, unlearned: float = 0.1, start: float = 10.0) -> Iterator[Finding]:
+def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: float = 1.5, unlearned: float = 0.1, start: float = 10.0, far: float = 100.0) -> Iterator[Finding]:
     """The gradient grows on its way back through layers or time steps.
 
     **What it is.** Each layer (or time step) enlarges the gradient, so some steps are thrown far off.
 
     **How it is seen.** Through layers: the first third of the weight matrices gets `ratio` times the gradient per weight of the last
     third from the first samples on; or the outputs of eight or more layers grow a hundredfold along the depth while the first loss
-    lies `start` times above that of a guess. Through time: a recurrent model whose gradient norm jumps to `spike` times its median,
-    with no clipping in place. In both cases only if it did harm: the loss became non-finite, ended no lower than it began, or lay
+    lies `start` times above that of a guess (`far` times where it fell later). Through time: a recurrent model whose gradient norm jumps to `spike` times its median,
+    with no clipping in place. Otherwise only if it did harm: the loss became non-finite, ended no lower than it began, or lay
     `damage` times higher after the spike than before it.
 
     **Why it matters.** A single such step undoes what was learned, or ends the run.
@@ -58,7 +58,7 @@ def check(window: Window, *, ratio: float = 1e3, spike: float = 100.0, damage: f
                                    "layers/grad_norm", found, ratio, len(seen.steps)),), treatment="clip")
             return
     swollen = growth(window, guess(window), start)
-    if swollen is not None and (lost is not None or failed):
+    if swollen is not None and (lost is not None or failed or (guess(window) or 0.0) >= far):
         factor, count, made = swollen
         yield Finding(
             "exploding-gradients", "measured", severity, f"The signal grows {factor:.2g}-fold through {count} layers, and the gradient on its way back likewise",
