@@ -34,7 +34,7 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
     **How it is seen.** In the samples of the layers that make the embeddings, the deviation over the batch relative to all values. A loss
     that, by the recorded program, holds comparisons of two embeddings of one model (or of its moving average) and nothing else (no margin, no softmax, no variance, no data):
     the spread fell below `close` and to less than `shrunk` of its start. Any other comparison of embeddings: below `point` and `shrunk`, while the loss fell by less than `unlearned`;
-    or below `point` and `gone` of its start, while the loss went below `empty` of its own (a margin that is never active).
+    or below twice `point` and `gone` of its start, while the loss went below `empty` of its own (a margin that is never active).
 
     **Why it matters.** The loss may look perfect, or rest at its margin; the embeddings say nothing about the samples.
 
@@ -56,7 +56,7 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
             falls = late < shrunk * start
             alone = meeting.alone and late < close and falls
             stuck = late < point and falls and line.one_sign and line.fall < unlearned and (meeting.op.name in NAMED or not meeting.alone)
-            vanished = late < point and late < gone * start and line.one_sign and line.late < empty * line.start and meeting.op.name in NAMED and not meeting.anchored
+            vanished = late < 2 * point and late < gone * start and line.one_sign and line.late < empty * line.start and (meeting.op.name in NAMED or meeting.op.name == "sub") and not meeting.anchored
             if alone or stuck or vanished:
                 yield say(window, meeting, module, start, late, n, alone, line, long, close if alone else point)
                 return
