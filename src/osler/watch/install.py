@@ -53,6 +53,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
         clipping,
         criterion,
         distributed,
+        estimators,
         loader,
         loop,
         modules,
@@ -86,6 +87,7 @@ def install(directory: Path | None = None, budget: float | None = None) -> Sessi
              (criterion.install, (session, criteria, training.lane)), (phase.install, (session, observer)), (loader.install, (session, loaders)),
              (tools.install, (session, helpers)), (schedulers.install, (session, schedulers.Schedules(session, training))),
              (clipping.install, (session, clipping.Clips(session, observer, training))), (scaling.install, (session, scaling.Scaling(session, observer, training))),
+             (estimators.install, (session, estimators.Estimators(session))),
              (distributed.install, (session, distributed.Ranks(session, training, hooks), _record, cleaned)))
     for part, args in parts:
         try:

@@ -22,7 +22,8 @@ def check(window: Window) -> Iterator[Finding | NotChecked]:
     table, and the table is divided afterwards.
 
     **How it is seen.** The script is read in its order of execution, functions and classes included: something learned from all rows of a table
-    goes into its features, and the same table is divided into parts later. With the labels in it (columns chosen by their relation to the
+    goes into its features, and the same table is divided into parts later; or scikit-learn was seen to fit a transformer, in whatever file, and
+    to divide the rows that came out of it (also inside cross-validation). With the labels in it (columns chosen by their relation to the
     target, means of the target per category, rows added for a class) it is harmful; without them it is a note.
 
     **Why it matters.** What was learned with the labels of the validation rows makes them easy: on columns of pure noise a selection over all rows
@@ -41,6 +42,10 @@ def check(window: Window) -> Iterator[Finding | NotChecked]:
         return site.split.before(learned, walk.births.get(learned.table, ()) if walk is not None else ())
 
     loud = [row for row in found if row[1].labels]
+    seen = None if loud else fitted(window)
+    if seen is not None and (seen.severity != "note" or not found):
+        yield seen
+        return
     for file, learned, site in sorted(loud or found, key=lambda row: (ORDER.index(row[1].kind), -line_of(*row) if row[1].kind == "selection" else line_of(*row)))[:1]:
         line = line_of(file, learned, site)
         yield Finding(
@@ -79,3 +84,41 @@ def leaks(window: Window, file: str) -> list[tuple[str, Statistic, Site]]:
             if site_of is not None and learned.table in divided and (learned.table in value.part or learned.labels) and learned.kind != "copies":
                 found.append((file, learned, site_of))
     return found
+
+
+LABELS = ("LabelEncoder", "LabelBinarizer", "MultiLabelBinarizer")
+SUPERVISED = ("sklearn.feature_selection.", "sklearn.preprocessing._target_encoder", "sklearn.discriminant_analysis", "sklearn.cross_decomposition")
+
+
+def fitted(window: Window) -> Finding | None:
+    """As scikit-learn was seen to work: rows that came out of a transformer fitted on all of them are divided."""
+    fits = {int(f["number"]): f for f in window.facts("sklearn-fit")}
+    best: Finding | None = None
+    earlier: set[int] = set()
+    for split in window.facts("sklearn-split"):
+        behind: set[int] = set()
+        queue = list(split.get("made_by") or ())
+        while queue:
+            number = queue.pop()
+            if number in fits and number not in behind:
+                behind.add(number)
+                queue += fits[number].get("parents") or ()
+        for number in sorted(behind):
+            fit = fits[number]
+            copies = fit.get("method") == "fit_resample"
+            if fit.at is None or str(fit.get("class")) in LABELS or number > int(split["number"]) or (fit.get("rows") != split.get("rows") and not copies):
+                continue
+            labels = bool(fit.get("y")) and (copies or any(n.startswith(SUPERVISED) and not n.endswith("VarianceThreshold")
+                                                           for n in (f"{fit.get('module')}.{fit.get('class')}", *(fit.get("steps") or ()))))
+            loud = labels and int(fit["rows"]) not in earlier  # a part of a division is divided again: the other part stays unseen
+            if best is not None and not (loud and best.severity == "note"):
+                continue
+            best = Finding(
+                "preprocessing-leak", "certain", "harmful" if loud else "note",
+                f"{fit.get('class')} is fitted on all {fit.get('rows')} rows{' and their labels' if labels else ''} before they are divided" + (f" at line {split.at.line}" if split.at is not None else ""),
+                "Divide the rows first; fit on the training rows and apply the result to both sides.",
+                Where.at(fit.at, also=(str(split.at),) if split.at is not None else ()),
+                evidence=(Evidence(f"what {fit.get('class')} made of the {fit.get('rows')} rows it was fitted on is what {split.get('function')} divided", "sklearn-split",
+                                   float(fit["rows"]), None, int(fit["rows"])),))
+        earlier |= set(split.get("sizes") or ())
+    return best
