@@ -18,6 +18,8 @@ CLASSES = 64
 ELEMENTS = 1 << 16
 LATE = 16
 HOOKED = 8
+FEW = 6
+"""Rows of a class below which more calls are summed up."""
 LABELS = ("targets", "labels", "y", "ys", "label", "target")
 
 
@@ -39,6 +41,8 @@ class Tally:
         if self.labels:
             found["label_counts"] = self.labels
         newest = list(self.late)[-max(1, min(LATE, self.calls // 3)):]
+        if newest and min((sum(n[0][c] for n in newest) for c, total in enumerate(self.labels) if total), default=FEW) < FEW:
+            newest = list(self.late)[-max(1, min(LATE, 2 * self.calls // 3)):]  # a rare class: all but the first third
         if newest:
             found["late"] = {key: [sum(column) for column in zip(*(n[i] for n in newest), strict=True)]
                              for i, key in enumerate(("labels", "predicted", "hits"))}

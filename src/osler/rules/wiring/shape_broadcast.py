@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from osler.core.facts import Fact
+from osler.core.facts import Fact, Location
 from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.trace import Op
 from osler.core.window import Window
 from osler.rules.code_questions import quoted
 from osler.rules.graph_questions import Pass, criteria, numel, passes
+from osler.rules.lineage_values import pairs
+from osler.rules.script import around, call_name, calls, function_around, targets, tree
 
 ARITHMETIC = frozenset(("sub", "add", "mul", "div", "pow", "maximum", "minimum", "lt", "gt", "sub_", "add_", "mul_"))
 ELEMENTWISE = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
@@ -101,10 +104,30 @@ def given_axis(run: Pass, tid: int, before: int) -> bool:
 
 def by_hand(window: Window, run: Pass, op: Op) -> Finding:
     a, b, out = (run.trace.tensors[t].shape for t in (*op.ins, op.outs[0]))
+    at = handed(window, op.at)
     return Finding(
         "shape-broadcast", "certain", "harmful", f"{list(a)} and {list(b)} broadcast to {list(out)} in the loss",
         f"Give both operands of {quoted(window, op.at, op.name)} the same shape: .squeeze(-1) on one or .unsqueeze(-1) on the other.",
-        Where.at(op.at), first_step=op.step,
+        Where.at(at or op.at, also=(str(op.at),) if at is not None else ()), first_step=op.step,
         evidence=(Evidence(f"{op.name} of two tensors with {numel(a)} elements each gives {numel(out)}: every one against every other", "trace",
                            value=float(numel(out)), threshold=float(numel(a))),),
         treatment="reshape-target", explains=("loss-plateau", "lr-too-low"))
+
+
+def handed(window: Window, at: Location | None) -> Location | None:
+    """A loss of the user's own that gets both tensors as they are: the line that calls it. Arguments that it works on first are its own affair."""
+    module = tree(window, at.file) if at is not None else None
+    if module is None or at is None:
+        return None
+    function = function_around(around(window, at))
+    names = {a.arg for a in function.args.args} - {"self"} if function is not None else set()
+    sides = [(n.left, n.right) for n in ast.walk(module) if isinstance(n, ast.BinOp) and n.lineno == at.line] if names else []
+    plain = any(isinstance(a, ast.Name) and isinstance(b, ast.Name) and {a.id, b.id} <= names for a, b in sides)
+    if function is None or not plain or any(targets(s) & names for s in ast.walk(function) if isinstance(s, ast.stmt) and s.lineno < at.line):
+        return None
+    owner = next((c for c in ast.walk(module) if isinstance(c, ast.ClassDef) and function in c.body), None)
+    held = {t for s in ast.walk(module) if isinstance(s, ast.Assign) and owner is not None for goal, made in pairs(s) if isinstance(made, ast.Call) and call_name(made) == owner.name
+            for t in [ast.unparse(goal)]}
+    found = [c.lineno for c in calls(module) if (ast.unparse(c.func) in held and function.name in ("forward", "__call__"))
+             or (owner is None and call_name(c) == function.name) or (isinstance(c.func, ast.Attribute) and c.func.attr == function.name and ast.unparse(c.func.value) in held)]
+    return Location(at.file, found[0]) if found and len(set(found)) <= 2 else None
