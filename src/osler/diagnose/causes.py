@@ -107,7 +107,7 @@ STATISTICS: tuple[Edge, ...] = _edges(
     ("class-weighting", ("class-imbalance-metric", "loss-plateau", "overfit"), "the weights steer the model to the wrong class"),
     ("label-mask", ("overfit", "class-imbalance-metric", "infeasible-target", "division-by-zero", *STANDSTILL),
      "the loss counts positions that say nothing, or leaves out those that do"),
-    ("attention-mask", ("log-of-zero", "division-by-zero", "singular-gradient", "overfit", "target-leak-feature", "loss-plateau", *NONFINITE),
+    ("attention-mask", ("log-of-zero", "division-by-zero", "singular-gradient", "overfit", "target-leak-feature", "loss-plateau", "vanishing-gradients", *NONFINITE),
      "attention with nothing to look at divides by zero; attention that sees too much learns nothing"),
     ("inplace-mutation", ("input-scale", "val-preprocessing-mismatch", "label-misaligned", "overfit", "loss-plateau", *BLOW_UP),
      "the values change a little more at every pass"),

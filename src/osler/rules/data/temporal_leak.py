@@ -93,15 +93,22 @@ def lag_columns(window: Window) -> Location | None:
     """A column that holds an earlier row's value: ``frame["lag1"] = frame["load"].shift(1)``. Not within groups (a panel of short histories)."""
     for file, text in window.sources.items():
         module = parse(text)
+        counters = {n.target.id for n in ast.walk(module) if isinstance(n, ast.For) and isinstance(n.target, ast.Name) and steps_over(n.iter)} if module is not None else set()
         for statement in ast.walk(module) if module is not None else ():
-            if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
+            if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript) or not isinstance(statement.targets[0].slice, ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call):
                 continue
             for call in calls(statement.value, "shift"):
                 by = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "periods"), ast.Constant(1))
-                ahead = isinstance(by, ast.UnaryOp) or (isinstance(by, ast.Constant) and not (isinstance(by.value, int) and by.value > 0))
-                if isinstance(call.func, ast.Attribute) and not ahead and not any(call_name(c) == "groupby" for c in calls(statement.value)):
+                back = (isinstance(by, ast.Constant) and isinstance(by.value, int) and by.value > 0) or (isinstance(by, ast.Name) and by.id in counters)
+                if isinstance(call.func, ast.Attribute) and back and not any(call_name(c) == "groupby" for c in calls(statement.value)):
                     return Location(file, call.lineno)
     return None
+
+
+def steps_over(node: ast.expr) -> bool:
+    """Whole numbers that a loop runs over: ``range(…)``, ``(1, 7, 14)``, a list of lags by name."""
+    return (isinstance(node, ast.Call) and call_name(node) == "range") or (isinstance(node, ast.Tuple | ast.List) and all(isinstance(e, ast.Constant) and isinstance(e.value, int) for e in node.elts)) \
+        or any(re.search(r"lag|shift|horizon|step", w, re.I) for w in words(node))
 
 
 def place(window: Window, site: Site | None) -> Location | None:

@@ -179,6 +179,8 @@ def stoppers(module: ast.Module) -> Iterator[Claim]:
         for made in (n for n in ast.walk(module) if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) and call_name(n.value) == owner.name):
             given = presets | dict(zip(parameters, made.value.args, strict=False)) | {k.arg: k.value for k in made.value.keywords if k.arg}  # type: ignore[attr-defined]
             mode = next((str(v.value) for k, v in given.items() if re.search(r"mode|direction", k) and isinstance(v, ast.Constant)), "")
+            mode = mode or next(("max" if v.value == bool(re.search(r"high|great|max|larg", k)) else "min" for k, v in given.items()
+                                 if re.search(r"(high|low|great|small|larg)\w*_?(is_?)?(better|best)|^(max|min)imi[sz]e$", k) and isinstance(v, ast.Constant) and isinstance(v.value, bool)), "")
             for call in calls(module):
                 holder = call.func.value if isinstance(call.func, ast.Attribute) else call.func
                 method = methods.get(call.func.attr if isinstance(call.func, ast.Attribute) else "__call__")
