@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,3 +67,21 @@ def growth(window: Window, off: float | None, start: float = 10.0, least: int = 
     if along < 0.9 or ratio < factor:
         return None
     return ratio, len(rows), place(known.get(int(rows["module"][len(rows) // 2]), {}).get("at"))
+
+
+REPEATS = ("linear", "matmul", "mm", "addmm", "rnn_tanh_cell", "rnn_relu_cell")
+
+
+def through_time(window: Window) -> dict[int, int]:
+    """Square weights that one pass applies again and again: how often, by uid. The gates of LSTM and GRU are no square weights."""
+    square = {u for u, p in parameters(window).items() if len(p.get("shape") or ()) == 2 and p["shape"][0] == p["shape"][1] > 1}
+    most: dict[int, int] = {}
+    for trace in window.traces:
+        counts: Counter[int] = Counter()
+        for op in trace.ops:
+            if op.name == "@backward":
+                counts.clear()
+            elif op.grad and op.name in REPEATS:
+                counts.update(u for t in op.ins for u in (trace.tensors[t].uid,) if u in square)
+                most.update({u: max(n, most.get(u, 0)) for u, n in counts.items() if n > most.get(u, 0)})
+    return {u: n for u, n in most.items() if n > 1}

@@ -14,6 +14,7 @@ from osler.core.finding import Evidence, Finding, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.curve import curve, matrices, modules, parameters
+from osler.rules.depth import through_time
 from osler.rules.script import call_name, calls, parse, place, words
 
 CONSTANT = re.compile(r"^(constant_|fill_|zeros_|ones_|zero_|full|zeros|ones|zeros_like|ones_like)$")
@@ -65,7 +66,8 @@ def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: floa
     failed = line is not None and line.one_sign and line.fall < unlearned
     off = guess(window)
     off = outsized(window) if off is None else off
-    recurrent = [u for u, g in gains.items() if g > again and RECURRENT.search(str(known[u].get("name")))]
+    repeats = through_time(window)
+    recurrent = [u for u, g in gains.items() if g > again and (RECURRENT.search(str(known[u].get("name"))) or repeats.get(u, 0) >= 10)]
     if recurrent and (failed or (off is not None and off > surprise)):
         yield scale(window, recurrent, gains, "large", again, "; they are applied once for every time step" + (f", and the first outputs are {off:.2g} times too large" if off is not None else ""))
         return
@@ -92,6 +94,15 @@ def gain(p: dict[str, Any]) -> float:
 
 def owner(window: Window, p: dict[str, Any]) -> Location | None:
     return place(modules(window).get(p.get("module", -1), {}).get("at"))
+
+
+def declared(window: Window, p: dict[str, Any]) -> Location | None:
+    """The line of a parameter of the user's own: ``self.W_h = nn.Parameter(torch.randn(...))``, if only one line makes one of that name."""
+    name = "self." + str(p.get("name")).split(".")[-1]
+    found = [Location(file, s.lineno) for file, text in window.sources.items() for s in ast.walk(parse(text) or ast.Module([], []))
+             if isinstance(s, ast.Assign) and isinstance(s.value, ast.Call) and call_name(s.value) == "Parameter" and any(ast.unparse(t) == name for t in s.targets)
+             and any(RANDOM.match(call_name(c)) for c in calls(s.value))]
+    return found[0] if len(found) == 1 else None
 
 
 def guess(window: Window) -> float | None:
@@ -142,6 +153,6 @@ def scale(window: Window, uids: list[int], gains: dict[int, float], word: str, l
     return Finding(
         "bad-init", "measured", "harmful", f"Initial weights are too {word}: gain {middle:.2g} in {len(uids)} of {len(gains)} weight matrices",
         "Initialise to the fan-in: kaiming_normal_ before ReLU, xavier_uniform_ before tanh or sigmoid, or keep torch's defaults.",
-        Where.at(written(window, RANDOM) or owner(window, known[uids[0]]), parameter=str(known[uids[0]].get("name"))), first_step=0, last_step=0,
+        Where.at(declared(window, known[uids[0]]) or written(window, RANDOM) or owner(window, known[uids[0]]), parameter=str(known[uids[0]].get("name"))), first_step=0, last_step=0,
         evidence=(Evidence(f"std times square root of fan-in (1 keeps the size of the signal): {names}{also}", "params", middle, limit, len(uids)),),
         treatment="reinit")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +9,7 @@ from osler.core.finding import Evidence, Finding, NotChecked, Where
 from osler.core.rule import rule
 from osler.core.window import Window
 from osler.rules.curve import curve, modules, parameters
-from osler.rules.depth import profile
+from osler.rules.depth import profile, through_time
 from osler.rules.script import place
 from osler.rules.signal.bad_init import RANDOM, gain, init, written
 
@@ -39,7 +38,7 @@ def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_de
     """
     seen = profile(window)
     line = curve(window)
-    again = through_time(window) if line is not None and line.fall < unlearned / 2 else None
+    again = forgotten(window) if line is not None and line.fall < unlearned / 2 else None
     if again is not None and line is not None:
         uid, times, size = again
         p = parameters(window)[uid]
@@ -72,19 +71,13 @@ def check(window: Window, *, ratio: float = 1e-3, unlearned: float = 0.2, min_de
         treatment="activation-leaky")
 
 
-def through_time(window: Window, least: int = 20, gain_limit: float = 0.5, left: float = 1e-6) -> tuple[int, int, float] | None:
+def forgotten(window: Window, least: int = 20, limit: float = 0.5, left: float = 1e-6) -> tuple[int, int, float] | None:
     """A square weight applied at every time step of a pass, so small at the start that half the steps take all but `left` of a signal: uid, steps, gain."""
     known = parameters(window)
-    square = {u: gain(p) for u, p in known.items() if len(p.get("shape") or ()) == 2 and p["shape"][0] == p["shape"][1] and (init(p).get("std") or 0) > 0 and not p.get("loaded")}
-    for trace in window.traces:
-        counts: Counter[int] = Counter()
-        for op in trace.ops:
-            if op.name == "@backward":
-                break
-            counts.update(u for t in op.ins for u in (trace.tensors[t].uid,) if u in square and op.grad and op.name in ("linear", "matmul", "mm", "addmm"))
-        for uid, times in counts.items():
-            if times >= least and square[uid] < gain_limit and square[uid] ** (times / 2) < left:
-                return uid, times, square[uid]
+    for uid, times in through_time(window).items():
+        size = gain(known[uid]) if (init(known[uid]).get("std") or 0) > 0 and not known[uid].get("loaded") else limit
+        if times >= least and size < limit and size ** (times / 2) < left:
+            return uid, times, size
     return None
 
 
