@@ -202,13 +202,15 @@ def tensors(window: Window, share: float, harmful: float, min_rows: int) -> Find
         hit, chance, n = number(own, "share"), number(own, "chance"), int(number(fact.data, "judged_rows"))
         common = fact.get("common") or {}
         name = max((k for k in common if said(k) == "validation" or VALIDATION_NAME.search(k)), key=lambda k: float(common[k]), default=None)
-        if name is not None and float(common[name]) > hit:
-            hit = float(common[name])
+        between = fact.get("between")
+        told = between is not None and (said(between[1]) == "validation" or bool(VALIDATION_NAME.search(between[1])))
+        if name is not None and (float(common[name]) > hit or (between is not None and not told)):
+            hit = float(common[name])  # what was compared row by row bears no name, or another
         chance = 0.0 if number(own, "measured") >= 3 else chance
         if fact.get("source") != "tensors" or hit - chance < max(share, 4 * float(np.sqrt(max(chance * (1 - chance), 1e-4) / max(n, 20)))) or hit * max(n, min_rows) < min_rows:
             continue
-        if name is None:
-            name = next((b for b in (fact.get("between") or ("", ""))[1:] if said(b) == "validation" or VALIDATION_NAME.search(b)), None)
+        if between is not None and told and (name is None or float(common[name]) < hit):
+            name = between[1]
         if name is None:
             continue  # rows that nothing names for validation: a figure over training rows, or over all of them
         made, here = defined(window, name), sites(window)
