@@ -40,12 +40,22 @@ def roles(window: Window) -> dict[int, str]:
             else:
                 after = int(rows["step"].max()) if len(rows) else 0
                 votes.append(bool(part["phase"][0] == 0 and after > part["step"][0]))
-        found[int(index)] = TRAIN if np.mean(votes) > 0.5 else VALIDATION
+        found[int(index)] = TRAIN if np.mean(votes) > 0.5 or whole_batches(rows, own) else VALIDATION
     for f in passes:
         index = f.get("loader")
         if isinstance(index, int) and index not in found and f.get("batches"):
             found[index] = VALIDATION if f.get("phase") in (1, VALIDATION) else TRAIN
     return found
+
+
+def whole_batches(rows: np.ndarray, own: np.ndarray, early: int = 4) -> bool:
+    """A training loader whose passes are one batch each: fetched while the validation before it still counts as open, but a step
+    is taken before any other batch is fetched."""
+    if len(np.unique(own["pass_"])) < max(2, len(own)) or own["phase"][0] != 0:
+        return False
+    places = np.flatnonzero(rows["loader"] == own["loader"][0])[:early]
+    following = [bool(rows["step"][i + 1] > rows["step"][i]) for i in places if i + 1 < len(rows)]
+    return len(following) >= 2 and all(following)
 
 
 def construction(window: Window, loader: Fact) -> ast.Call | None:
