@@ -24,7 +24,8 @@ RECURRENT = re.compile(r"weight_hh")
 
 
 @rule("bad-init", "signal")
-def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: float = 0.05, surprise: float = 3.0, unlearned: float = 0.1, again: float = 1.6) -> Iterator[Finding]:
+def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: float = 0.05, surprise: float = 3.0, unlearned: float = 0.1, again: float = 1.6,
+          deep: float = 2.2) -> Iterator[Finding]:
     """The initial weights are constant, or far too large or too small.
 
     **What it is.** Constant weights make all units of a layer equal, and they stay equal; weights far from the scale that
@@ -32,7 +33,7 @@ def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: floa
 
     **How it is seen.** From the values before the first step. Constant: at least `share` of the weight matrices hold one value, two of
     them in a row (a zero last layer or residual branch alone is common and harmless). Scale: gain = std · √fan-in (1 keeps the
-    size; torch's default is 0.58, He 1.41) above `large` in at least `share` of the matrices with a first loss `surprise` times
+    size; torch's default is 0.58, He 1.41) above `large` (`deep` in five or more matrices from which a first loss of ten guesses comes) in at least `share` of the matrices with a first loss `surprise` times
     that of a guess (first predictions as many times the targets' size) or no learning, for recurrent weights above `again`; or below `small` in three or more with no learning.
 
     **Why it matters.** A network of equal units is one unit; a saturated or silent one has no gradient.
@@ -71,6 +72,7 @@ def check(window: Window, *, share: float = 0.5, large: float = 4.0, small: floa
     if recurrent and (failed or (off is not None and off > surprise)):
         yield scale(window, recurrent, gains, "large", again, "; they are applied once for every time step" + (f", and the first outputs are {off:.2g} times too large" if off is not None else ""))
         return
+    large = deep if off is not None and off >= 10 and len(gains) >= 5 else large
     big = [u for u, g in gains.items() if g > large]
     tiny = [u for u, g in gains.items() if g < small]
     if big and len(big) >= share * len(gains) and ((off is not None and off > surprise) or failed or saturated(window)):
