@@ -58,7 +58,7 @@ def check(window: Window, *, point: float = 0.06, close: float = 0.3, shrunk: fl
             stuck = late < point and falls and line.one_sign and line.fall < unlearned and (meeting.op.name in NAMED or not meeting.alone)
             vanished = late < 2 * point and late < gone * start and line.one_sign and line.late < empty * line.start and (meeting.op.name in NAMED or meeting.op.name == "sub") and not meeting.anchored
             if alone or stuck or vanished:
-                yield say(window, meeting, module, start, late, n, alone, line, long, close if alone else point)
+                yield say(window, meeting, module, start, late, n, alone, line, np.inf if vanished else long, close if alone else point)
                 return
 
 
