@@ -39,7 +39,7 @@ def light(original: Any, full: Any, kept: list[float], elsewhere: Any) -> Any:
     def quick(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         value = 0.0
         if tensors.__class__ is torch.Tensor:
-            if tensors.device.type in HOST:
+            if tensors.is_cpu and HOST:
                 try:
                     value = tensors.item()
                     kept.append(value)

@@ -54,6 +54,12 @@ def install(training: Training) -> None:
             session.guard.failed("step")
 
     def post(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if lane.single:
+            session.step = step = session.step + 1
+            if step < lane.until:
+                return
+            lane.leave()
+            return
         session.in_step = False
         if session.fast:
             lane.depth -= 1
@@ -82,10 +88,15 @@ def install(training: Training) -> None:
     handles = {"before": register_optimizer_step_pre_hook(before), "after": register_optimizer_step_post_hook(after)}
 
     def lighten() -> None:
-        if all(type(loop.ref()) in PLAIN for loop in training.live()):
+        alive = training.live()
+        if all(type(loop.ref()) in PLAIN for loop in alive):
             handles.pop("before").remove()
+            lane.single = len(alive) == 1
 
     def restore() -> None:
+        if lane.single:
+            lane.single = False
+            counts.update((id(loop.ref()), session.step - lane.began) for loop in training.live())
         if "before" not in handles:
             handles["before"] = register_optimizer_step_pre_hook(before)
         training.left_fast()
