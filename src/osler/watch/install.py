@@ -104,6 +104,7 @@ def _exceptions(session: Session) -> None:
     original = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        session.interrupted = session.interrupted or kind is KeyboardInterrupt
         try:
             trace = cleaned(trace)
             value.__traceback__ = trace

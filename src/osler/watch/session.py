@@ -61,6 +61,7 @@ class Session:
         self.in_step = False
         self.fast = False
         self.finished = False
+        self.interrupted = False
         self.rank = 0
         self.main_thread = threading.get_ident()
         self.in_child = getattr(self, "attached_pid", os.getpid()) != os.getpid()

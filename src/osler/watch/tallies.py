@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from osler.watch.compiler import quiet
 from osler.watch.readout import integers, numbers, on_cpu, scalar
 
 CLASSES = 64
@@ -120,7 +121,7 @@ class Tally:
                 return
 
         assert result.grad_fn is not None
-        result.grad_fn.register_prehook(read)
+        result.grad_fn.register_prehook(quiet(read))
 
     def _by_class(self, values: torch.Tensor, labels: torch.Tensor, scale: float) -> None:
         for c in range(min(CLASSES, int(scalar(labels.max())) + 1)):

@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from osler.core.trace import LEAF, OLD, PARAMETER, REQUIRES_GRAD, STALE_GRAPH
-from osler.watch.compiler import FRAME
+from osler.watch.compiler import FRAME, quiet
 from osler.watch.halves import half_figures
 from osler.watch.modules import in_functorch
 from osler.watch.operands import figures
@@ -105,6 +105,8 @@ def levelled(original: Any) -> Any:
         original(message, category, stacklevel + extra + 1, *args, **kwargs)
 
     return warn
+
+seen_figures, seen_halves = quiet(figures), quiet(half_figures)
 
 
 class Tracer(TorchFunctionMode):  # type: ignore[misc]
@@ -268,10 +270,10 @@ class Tracer(TorchFunctionMode):  # type: ignore[misc]
             op["kw"] = kw
         if not torch.is_grad_enabled():
             op["g"] = 0
-        values = figures(name, args, kwargs)
+        values = seen_figures(name, args, kwargs)
         if any(self.tensors[t][1] == "float16" for t in (*outs, *ins)):
             self.session.half = True
-            values = {**values, **half_figures(name, args, kwargs, out)}
+            values = {**values, **seen_halves(name, args, kwargs, out)}
         if values:
             op["v"] = values
         self._lines(op, sys._getframe(2))

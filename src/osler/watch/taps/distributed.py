@@ -165,7 +165,7 @@ class Ranks:
             if hashes is None:
                 continue
             count = max(count, len(hashes))
-            total = (total + int(hashes.astype("object").sum()) * (2 * index + 1)) % (1 << 64)
+            total = (total + sum(hashes.tolist()) * (2 * index + 1)) % (1 << 64)  # host: fingerprints are a numpy array
             if tensor.dim() >= 2 and tensor.is_floating_point() and len(self.rows) < ROWS:
                 self.rows += [str(h) for h in hashes[: ROWS - len(self.rows)]]
         if count:

@@ -82,7 +82,10 @@ class RowTables:
 
     @quiet
     def finish(self) -> None:
-        """No validation was seen: what can be asked of the training rows alone (and of arrays at module level)."""
+        """No validation was seen: what can be asked of the training rows alone (and of arrays at module level). After Ctrl-C nothing is begun: that
+        takes time, and code run from a string would make Python forget that it was a signal."""
+        if self.session.interrupted:
+            return
         if not self.done and (self.seen or self.sources) and self.session.writer is not None and not self.session.compiled:
             if self.waiting is not None:
                 self.seen.append((self.waiting, None))
