@@ -106,18 +106,18 @@ class Items(Dataset):
 
 def test_rows_of_data_sets():
     x, y = blobs()
-    assert of_dataset(Items(x, y), 1.0).x.shape == (400, 6)
-    part = of_dataset(Subset(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), range(100, 300)), 1.0)
+    assert of_dataset(Items(x, y), 60.0).x.shape == (400, 6)
+    part = of_dataset(Subset(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), range(100, 300)), 60.0)
     assert len(part.x) == 200 and len(part.all_y) == 400 and part.index[0] == 100
     assert [len(p) for p in parts(([1, 2, 3], [4, 5]))] == [3, 2]
     assert parts({"label": 3, "x": [0.5, 1.0]})[-1] == 3
     numbered = [(x[i], int(y[i]), i) for i in range(len(y))]
-    assert of_dataset(numbered, 1.0).classes == 4
+    assert of_dataset(numbered, 60.0).classes == 4
 
     def collate(items):
         return torch.stack([i["x"] for i in items]), torch.tensor([i["label"] for i in items]).flip(0)
 
-    turned = of_collated(DataLoader(Items(x, y), batch_size=20, collate_fn=collate), 1.0)
+    turned = of_collated(DataLoader(Items(x, y), batch_size=20, collate_fn=collate), 60.0)
     assert turned is not None and dependence(turned)[0]["z"] < 6
 
 
