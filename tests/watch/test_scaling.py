@@ -20,7 +20,7 @@ def session():
 def scaling():
     watched, facts = session()
     loops = {}
-    training = SimpleNamespace(by_id=loops, lane=SimpleNamespace(counts={}), tracer=SimpleNamespace(armed=True), stop_trace=lambda: None)
+    training = SimpleNamespace(by_id=loops, lane=SimpleNamespace(counted=lambda optimizer: 0), tracer=SimpleNamespace(armed=True), stop_trace=lambda: None)
     return Scaling(watched, SimpleNamespace(scaled=False), training), loops, facts
 
 

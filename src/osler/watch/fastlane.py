@@ -33,6 +33,10 @@ class FastLane:
         """``namespace.name`` is ``full`` while watching and ``quick`` in the fast lane (unless a user replaced it)."""
         self._swaps.append((namespace, name, full, quick))
 
+    def counted(self, optimizer: Any) -> int:
+        """Steps of an optimizer in the lane so far, which its loop does not know yet."""
+        return self.session.step - self.began if self.single else self.counts.get(id(optimizer), 0)
+
     def enter(self, until: int) -> None:
         self.until, self.began, self.depth = until, self.session.step, 0
         self.counts.clear()

@@ -68,7 +68,7 @@ class Scaling:
     def taken(self, optimizer: Any) -> int:
         """Steps that an optimizer has completed."""
         loop = self.training.by_id.get(id(optimizer))
-        return int(loop.steps if loop is not None else 0) + int(self.training.lane.counts.get(id(optimizer), 0))
+        return int(loop.steps if loop is not None else 0) + int(self.training.lane.counted(optimizer))
 
     @quiet
     def event(self, scaler: Any, event: str, optimizer: Any = None, before: bool = False) -> None:
