@@ -178,8 +178,7 @@ def script(folder: Path, away: bool, spoil: bool) -> None:
 
 def test_a_device_run_records_what_a_host_run_records(tmp_path: Path) -> None:
     near, away = (train(tmp_path / name, name == "away").window(0) for name in ("near", "away"))
-    assert len(near.steps) == 60
-    assert len(away.steps) in (59, 60)  # on a crowded machine one row at the edge of the fast lane was seen missing
+    assert len(near.steps) == len(away.steps) == 60
     for column in ("loss", "grad_norm"):
         values = [{int(r["step"]): float(r[column]) for r in w.steps if np.isfinite(r[column])} for w in (near, away)]
         seen = sorted(values[0].keys() & values[1].keys())

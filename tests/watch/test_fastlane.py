@@ -14,7 +14,7 @@ def lane(step: int) -> FastLane:
 def test_steps_of_a_single_optimizer_are_the_steps_since_it_was_entered() -> None:
     fast, optimizer = lane(100), object()
     fast.enter(200)
-    fast.single = True
+    fast.single = id(optimizer)
     fast.session.step = 130
     assert fast.counted(optimizer) == 30
 

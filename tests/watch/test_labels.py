@@ -114,6 +114,9 @@ def test_rows_of_data_sets():
     numbered = [(x[i], int(y[i]), i) for i in range(len(y))]
     assert of_dataset(numbered, 60.0).classes == 4
 
+    first = [(i, x[i], int(y[i])) for i in range(len(y))]
+    assert of_dataset(first, 60.0).x.shape == (400, 6)
+
     def collate(items):
         return torch.stack([i["x"] for i in items]), torch.tensor([i["label"] for i in items]).flip(0)
 

@@ -127,3 +127,24 @@ def test_items_by_name_carry_their_entity_and_target() -> None:
     found = ask(*([side] for side in halves(Utterances(), 450)))
     named = next(r for r in found["groups"] if r["name"] == "speaker")
     assert named["groups"] == 40 and named["pure"] == 1.0 and named["alike"] < 0.5
+
+
+class Numbered(Dataset[Any]):
+    """Items that begin with their own number, as detectors and samplers of hard rows want it."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.x, self.y = torch.randn(n, 6, generator=g), torch.randint(0, 2, (n,), generator=g)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> Any:
+        return i, self.x[i], self.y[i]
+
+
+def test_the_number_of_a_row_is_no_input() -> None:
+    found = ask([Numbered(600, 0)], [Numbered(200, 1)])
+    assert found["shape"] == [6] and found["overlap"]["hits"] == 0
+    same = ask([Numbered(600, 0)], [Numbered(200, 0)])
+    assert same["shape"] == [6]

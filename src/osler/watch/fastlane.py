@@ -14,14 +14,15 @@ from osler.watch.session import Session
 
 
 class FastLane:
-    """Swaps registered functions and remembers until which step. ``single``: one optimizer is alive, so steps need no telling apart."""
+    """Swaps registered functions and remembers until which step. ``single``: ``id`` of the only optimizer
+    alive, whose steps need no telling apart; 0 where there are several."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.until = 0
         self.began = 0
         self.depth = 0
-        self.single = False
+        self.single = 0
         self.counts: dict[int, int] = {}
         self.losses: list[float] = []
         self.entered: Callable[[], None] = lambda: None

@@ -24,6 +24,7 @@ from osler.watch.where import user_line
 DROPOUT = nn.modules.dropout._DropoutNd
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 PHASE_CALLS = 600
+IDLE_SITES = 500
 
 
 def bring_input(courier: Courier, values: Any, then: Callable[[dict[str, Any]], None]) -> None:
@@ -71,7 +72,8 @@ def input_figures(values: Any) -> dict[str, Any] | None:
 class Phase:
     """A stretch without gradients, or in evaluation mode, between training steps."""
 
-    def __init__(self, step: int, at: Location | None, gap: int) -> None:
+    def __init__(self, step: int, at: Location | None, gap: int, key: Any = None) -> None:
+        self.key = key
         self.step = step
         self.at = at
         self.gap = gap
@@ -95,6 +97,7 @@ class Observer:
         self.phase: Phase | None = None
         self.phases = 0
         self.phase_skip = 0
+        self.idle: dict[Any, list[int]] = {}
         self.last_phase_step = 0
         self.interleaved = 0
         self.scaled = False
@@ -208,7 +211,7 @@ class Observer:
     # -- phases ------------------------------------------------------------------------------------------------
 
     @quiet
-    def begin_phase(self, at: Location | None = None) -> None:
+    def begin_phase(self, at: Location | None = None, key: Any = None) -> None:
         """Gradients were switched off, or a root was put into evaluation mode, between steps."""
         session = self.session
         if session.writer is None or session.compiled:
@@ -217,7 +220,7 @@ class Observer:
             self.phase_skip -= 1
             return
         session.leave_fast()
-        self.phase = Phase(session.step, at, session.step - self.last_phase_step)
+        self.phase = Phase(session.step, at, session.step - self.last_phase_step, key)
         self.hooks.attach("phase", enter=self._phase_enter)
 
     @quiet
@@ -277,7 +280,14 @@ class Observer:
         self.hooks.detach("phase")
         if backward and phase is not None and phase.forwards == 1 and all(row["grad"] for row in phase.roots.values()):
             return
-        if phase is None or not (phase.roots or phase.criterion_calls):
+        if phase is None:
+            return
+        empty = not (phase.roots or phase.criterion_calls)
+        if phase.key is not None and (phase.key in self.idle or len(self.idle) < IDLE_SITES):
+            rest = self.idle.setdefault(phase.key, [0, 1])
+            rest[1] = min(2 * rest[1], 1024) if empty else 1
+            rest[0] = rest[1] if rest[1] > 4 else 0  # the first two times prove nothing
+        if empty:
             return
         step = self.session.step
         short = phase.gap <= 2 and step > 2

@@ -140,6 +140,7 @@ def of_collated(loader: Any, seconds: float) -> RowSet | None:
     begin, began = perf_counter(), process_time()
     for start in range(0, len(dataset) - size + 1, size):
         found = [p for p in parts(collate([dataset[i] for i in range(start, start + size)])) if p.ndim and len(p) == size]
+        found = [p for p in found if not (p.ndim == 1 and p.dtype.kind in "iu" and np.array_equal(p, np.arange(start, start + size)))]
         if len(found) < 2:
             return None
         xs.extend(found[0])

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from osler.watch.experiments.capture import Capture
 from osler.watch.experiments.nested import leaves
+from osler.watch.experiments.table_rows import own_numbers
 from osler.watch.taps.loader import fingerprints
 from osler.watch.where import is_user
 
@@ -149,9 +150,11 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
     each = process_time() - begin + 1e-6
     if len(first) < 2 or len(again) != len(first):
         return None
-    # Items that end with their own number: the part before it is the target.
-    numbered = len(first) >= 3 and first[-1].size == 1 and again[-1].size == 1 and (int(first[-1].reshape(-1)[0]), int(again[-1].reshape(-1)[0])) == (0, 1) \
-        and [int(p[-1].reshape(-1)[0]) for p in (parts(dataset[7]), parts(dataset[23]))] == [7, 23]
+    places = [0, 1, 7, 23]
+    idle = own_numbers([first, again, *(parts(dataset[i]) for i in places[2:])], places) if len(first) >= 3 else set()
+    kept = [k for k in range(len(first)) if k not in idle]
+    if len(kept) < 2:
+        return None
     most = int(seconds / each)
     if most < FEWEST:
         return None
@@ -168,8 +171,8 @@ def of_dataset(dataset: Any, seconds: float) -> RowSet | None:
         found = parts(dataset[int(i)])
         if len(found) != len(first):
             return None
-        xs.append(found[0])
-        ys.append(found[-2] if numbered else found[-1])
+        xs.append(found[kept[0]])
+        ys.append(found[kept[-1]])
         if number & 63 == 63 and (process_time() - begin > 1.5 * seconds or perf_counter() - start > 4 * seconds):
             break
     return made_of(xs, ys, index[: len(xs)], total, name)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 from osler.watch.experiments import column_questions as columns
 from osler.watch.experiments import table_questions as ask
 from osler.watch.experiments.table_frames import add_vectors, column_names, find_order, from_frames, holdings_of
-from osler.watch.experiments.table_rows import Array, Rows, flat, numbers_of, target_of, vector_of
+from osler.watch.experiments.table_rows import Array, Rows, flat, numbers_of, own_numbers, target_of, vector_of
 from osler.watch.readout import array
 
 Emit = Callable[[dict[str, Any]], None]
@@ -138,9 +138,11 @@ def _by_item(base: Any, places: Array) -> tuple[Rows | None, Array]:
     ys: list[Any] = []
     kept: list[int] = []
     named: dict[str, list[int]] = {}
+    probes = [int(p) for p in places[:: max(1, len(places) // 4)][:4]]
+    idle = own_numbers([_values(base[p]) for p in probes], probes)
     for place in np.random.default_rng(1).permutation(places) if len(places) > 200 else places:
         item = base[int(place)]
-        x, y = _parts(item)
+        x, y = _parts(item, idle)
         if x is None or (xs and x.shape != xs[0].shape):
             return None, places
         xs.append(x)
@@ -159,16 +161,20 @@ def _by_item(base: Any, places: Array) -> tuple[Rows | None, Array]:
     return Rows(flat(np.stack([xs[i] for i in order])), target_of(targets) if targets is not None else None, None, vectors), np.asarray(kept)[order]
 
 
-def _parts(item: Any) -> tuple[Array | None, Any]:
+def _values(item: Any) -> list[Any]:
+    return list(item.values()) if isinstance(item, dict) else list(item) if isinstance(item, list | tuple) else [item]
+
+
+def _parts(item: Any, idle: set[int]) -> tuple[Array | None, Any]:
+    """Input and target of an item; ``idle`` are the places in it that hold neither."""
+    values = [v for k, v in enumerate(_values(item)) if k not in idle] or _values(item)
+    label = None
     if isinstance(item, dict):
-        values = list(item.values())
         label = next((item[k] for k in item if re.search(r"label|target|^y$", str(k))), None)
-        if label is None and len(item) > 1 and (last := numbers_of(values[-1])) is not None and last.ndim == 0:
+        if label is None and len(values) > 1 and (last := numbers_of(values[-1])) is not None and last.ndim == 0:
             label = values[-1]
-    elif isinstance(item, list | tuple) and item:
-        values, label = list(item), item[-1] if len(item) > 1 else None
-    else:
-        values, label = [item], None
+    elif len(values) > 1:
+        label = values[-1]
     arrays = [numbers_of(v) for v in values if v is not label or len(values) == 1]
     x = next((a for a in arrays if a is not None and a.size), None)
     return x, numbers_of(label) if label is not None else None

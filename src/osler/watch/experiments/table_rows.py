@@ -39,6 +39,16 @@ def numbers_of(value: Any) -> Array | None:
     return checked
 
 
+def own_numbers(items: list[list[Any]], places: list[int]) -> set[int]:
+    """Positions at which every item holds nothing but its own place in the data set, for whoever looks rows up again: neither input nor target."""
+    found = set()
+    for k in range(min(map(len, items), default=0)) if len(set(places)) >= 3 else ():
+        values = [numbers_of(item[k]) for item in items]
+        if all(v is not None and v.size == 1 and v.dtype.kind in "iu" and int(v.reshape(-1)[0]) == place for v, place in zip(values, places, strict=True)):
+            found.add(k)
+    return found
+
+
 def vector_of(value: Any) -> Array | None:
     """One entry a row: whole numbers, flags or words."""
     if isinstance(value, list) and len(value) >= 20 and isinstance(value[0], int | str):

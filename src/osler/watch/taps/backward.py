@@ -25,6 +25,7 @@ def install(session: Session, backwards: Backwards) -> None:
             return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
         if session.fast:
             session.leave_fast()
+            backwards.count = 0  # this pass is counted below
         depth[0] = 1
         try:
             if guard.armed("backward"):

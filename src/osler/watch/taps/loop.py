@@ -255,8 +255,10 @@ class Training:
         """Book what was only counted, and watch again from here."""
         session = self.session
         now = perf_counter()
-        skipped = session.step - self.last_step
+        skipped, losses, backwards = session.step - self.last_step, self.lane.losses, self.backwards
+        pending = losses.pop() if len(losses) == skipped + 1 else NAN  # left between a backward and its step
         self._write_skipped(skipped, now)
+        backwards.loss, backwards.known_loss, backwards.late = pending, pending == pending, None
         if self.backwards.sum is not None:
             step, total, self.backwards.sum = session.step, self.backwards.sum, None
             session.courier.scalar(total, lambda value: self.backwards.arrived("loss", step, value))
@@ -269,7 +271,7 @@ class Training:
         session.budget.step(now - self.last_end, 0.0)
         self.last_end, self.last_step = now, session.step
         self.data_wait = 0.0
-        self.backwards.count = 0
+        backwards.count = int(pending == pending)
         self.lane.counts.clear()
 
     def _write_skipped(self, skipped: int, now: float) -> None:

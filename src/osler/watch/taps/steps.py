@@ -91,12 +91,12 @@ def install(training: Training) -> None:
         alive = training.live()
         if all(type(loop.ref()) in PLAIN for loop in alive):
             handles.pop("before").remove()
-            lane.single = len(alive) == 1
+            lane.single = id(alive[0].ref()) if len(alive) == 1 else 0
 
     def restore() -> None:
-        if lane.single:
-            lane.single = False
-            counts.update((id(loop.ref()), session.step - lane.began) for loop in training.live())
+        if lane.single:  # by its number: at exit the optimizer of a main function is gone already
+            counts[lane.single] = session.step - lane.began
+            lane.single = 0
         if "before" not in handles:
             handles["before"] = register_optimizer_step_pre_hook(before)
         training.left_fast()
