@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from osler.core.facts import Location
 from osler.core.window import Window
 from osler.rules import script
-from osler.rules.objective import LIBRARIES, Expander, Objective, Place, Term
+from osler.rules.objective import Expander, Objective, Term
+from osler.rules.objective_names import LIBRARIES, Place
 from osler.rules.terms import base, constructed, meaning, meanings
 
 JUDGE = re.compile(r"^(d|disc|discriminator|critic|netd|d_net|dis|dnet|score_net|d_model)$", re.I)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from osler.rules import script
 from osler.rules.graph_questions import CRITERIA
-from osler.rules.objective import LIBRARIES, Expander, Place, Term
+from osler.rules.objective import Expander, Term
+from osler.rules.objective_names import LIBRARIES, Place
 
 LOSS_NAME = re.compile(r"loss|criterion|nll|(^|_)(ce|bce|mse|mae|crit)(_|$)|cross_entropy|error$|^err", re.I)
 LOGP = re.compile(r"log_?p(rob)?s?(_|$|a|o)|logp|log_pi|logprob|^lps?$|log_?lik|action_log|^lp_", re.I)
