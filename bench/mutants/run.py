@@ -1,4 +1,4 @@
-"""Mutation bench: faults edited into healthy scripts by ``operators.py``; does osler name those that hurt?
+"""Mutation bench: faults edited into healthy scripts by the operators of ``faults_*.py``; does osler name those that hurt?
 
 usage: python bench/mutants/run.py [--quick] [--per-operator 7] [--jobs 2] [--only SUBSTR] [--json OUT] [--keep DIR]
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures as futures
+import importlib
 import json
 import math
 import os
@@ -31,7 +32,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import harness  # noqa: E402
-from operators import OPERATORS, Mutant, Script, mutants  # noqa: E402
+from script import OPERATORS, Mutant, Script, mutants  # noqa: E402
+
+for _family in ("loop", "loss", "model", "data"):
+    importlib.import_module(f"faults_{_family}")
 
 SEEDS = 5
 SIGMAS = 2.0
